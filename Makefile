@@ -65,7 +65,7 @@ tests/compat/lib/.stamp: tests/compat/pom.xml
 compat: prerequisites-compat venv java ## test clients of other projects against real brokers
 	CI=true $(PYTEST) -q tests/compat
 
-spark: venv jars $(call extra,spark jobs) ## test the Spark source and its jobs in local mode
+spark: venv jars $(call extra,spark jobs plots) ## test the Spark source and its jobs in local mode
 	$(PYTEST) -q tests/spark
 brokers: venv               ## test clusters of real broker processes, with failures
 	$(PYTEST) -q tests/cluster
@@ -140,7 +140,7 @@ docs: venv                  ## generate pages of docs/ from tables
 	$(BIN)/python tools/crd_reference.py crds docs/reference
 	$(BIN)/python tools/dashboards.py helm/shoal/dashboards
 	$(BIN)/python bench/pages.py
-site: venv $(call extra,docs) ## build the documentation site into build/site, with all links checked, and test it
+site: venv $(call extra,docs plots) ## build the documentation site into build/site, with all links checked, and test it
 	$(PYTEST) -q tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file tools/site/mkdocs.yml
 	@echo "Open build/site/index.html."

@@ -17,6 +17,7 @@ from release_builds import VERSION, build
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")

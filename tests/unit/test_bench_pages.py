@@ -6,15 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pages
 import pytest
-from report import NAMES, show
+from report import NAMES
 from results import ROOT, Goal, Results
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BENCH, PACKAGES = ROOT / "bench", [str(ROOT / "broker_image")]
 
@@ -99,16 +96,6 @@ def test_a_failed_load_is_marked_and_has_no_figure() -> None:
     page = pages.run_page(document, "x")
     assert "kafka: 1 of 2 records are acknowledged / and more" in page
     assert "shoal: OSError()" in page
-
-
-def test_a_result_names_the_sides_of_its_run(tmp_path: Path) -> None:
-    """Figures of an earlier tree were shown as those of Kafka."""
-    results = Results()
-    for side in ("shoal", "kafka"):
-        results.add("produce", side, {"rate": 100})
-    show({**found_of(results), "sides": {"shoal": "this tree", "kafka": "3e8295a"}}, tmp_path)
-    head = (tmp_path / "one-broker.md").read_text().splitlines()[0]
-    assert "| this tree | this tree min-max | 3e8295a | 3e8295a min-max |" in head
 
 
 def test_publishing_a_run_points_the_page_at_it() -> None:

@@ -385,7 +385,7 @@ def test_a_forged_cookie_is_no_login() -> None:
             f"{id}.{int(ends_at) + 1}.{mac}",
             f"{id}.{ends_at}.{mac[:-1]}",
             f"{id}.{ends_at}",
-            f"x{id[1:]}.{ends_at}.{mac}",
+            f"{'y' if id[0] == 'x' else 'x'}{id[1:]}.{ends_at}.{mac}",
             "..",
             "\u00fc.1.x",
         ):
