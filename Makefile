@@ -31,7 +31,15 @@ $(VENV)/.stamp: tools/locks/dev.txt pyproject.toml
 	SHOAL_WHEEL=pure $(INSTALL) --no-build-isolation -e .
 	@$(BIN)/python -m shoal.compile
 	@touch $@
-# More packages: spark, jobs, demo, docs, plots, fuzz.
+# The demo needs a part of these packages and some more, so it also installs into an empty environment.
+$(VENV)/.extra-demo: tools/locks/demo.txt pyproject.toml
+	@$(PYTHON) tools/prerequisites.py venv
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --require-hashes -r $<
+	@test -e $(VENV)/.stamp || SHOAL_WHEEL=pure $(INSTALL) --no-build-isolation -e .
+	@$(BIN)/python -m shoal.compile
+	@touch $@
+# More packages: spark, jobs, docs, plots, fuzz.
 $(VENV)/.extra-%: tools/locks/%.txt $(VENV)/.stamp
 	$(INSTALL) --require-hashes -r $<
 	@touch $@

@@ -1,8 +1,9 @@
 """Pins the packages of pyproject.toml with their hashes: `make lock` writes tools/locks.
 
-`dev.txt` has the packages that the broker, the operator and their tests need (`make venv`). Each
-other file has what one more extra adds to them, such as `spark.txt`. All files agree on the version
-of a package, and keep those that they have: `--upgrade` takes the newest ones.
+`dev.txt` has the packages that the broker, the operator and their tests need (`make venv`), and
+`demo.txt` those of `make demo`. Each other file has what one more extra adds to `dev.txt`, such as
+`spark.txt`. All files agree on the version of a package, and keep those that they have: `--upgrade`
+takes the newest ones.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "tools" / "locks"
 #: The extras of `make venv`. `broker` is empty.
 BASE = ("dev", "broker", "tiered", "operator", "console")
+#: Extras with a whole environment of their own.
+WHOLE = ("demo",)
 #: Markers cover all later versions of Python, too.
 PYTHON = "3.11"
 _PIN = re.compile(r"^([a-z0-9._-]+)==[^\s\\]+.*?(?= \\$|$)", re.MULTILINE)
@@ -41,7 +44,8 @@ def main() -> None:
         held = [found[1] for found in _PIN.finditer(base.read_text())]
         left_out = [f"--no-emit-package={name}" for name in held]
         for name in others:
-            _pin(LOCKS / f"{name}.txt", *pins, f"--extra={name}", *left_out)
+            without = () if name in WHOLE else left_out
+            _pin(LOCKS / f"{name}.txt", *pins, f"--extra={name}", *without)
 
 
 def _known() -> str:
