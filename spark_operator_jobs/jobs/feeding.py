@@ -82,6 +82,8 @@ async def _feed(given: argparse.Namespace, tasks: Iterable[Task]) -> int:
     settings = Settings.of_file(given.bootstrap_servers, Path(path) if path else None)
     async with Client(settings) as client:
         await _prepare(client, given)
+        # From here on a member of the group gets every record, whenever it joins.
+        print(f"Topic {given.topic} is ready.", flush=True)
         waiting, sent = [], 0
         async with client.producer() as producer:
             for number, task in enumerate(tasks):
