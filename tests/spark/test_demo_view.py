@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 from shoal_spark.demo.view import WIDTH, chart, picture, view
-from shoal_spark.demo.watch import Sample, Watch, failures, shrunk
+from shoal_spark.demo.watch import Sample, Watch, compare_keys, failures, shrunk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +49,30 @@ def test_executors_that_never_outnumber_partitions_are_a_failure() -> None:
     assert failures(Watch(100, 10, 2), 90)[-1].endswith("there were 0 at most")
 
 
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["a", "b", "c"], []),
+        (["c", "a"], ["1 of 3 results are lost: b"]),
+        (["a", "b", "a", "c", "b"], ["2 of 3 results are there twice or more: a, b"]),
+        # A double must not hide a loss, as it does in a count.
+        (
+            ["a", "a", "b"],
+            ["1 of 3 results are lost: c", "1 of 3 results are there twice or more: a"],
+        ),
+        (["a", "b", "c", "x"], ["1 of 3 results are there without a task: x"]),
+    ],
+)
+def test_each_task_has_one_result(keys: list[str], says: list[str]) -> None:
+    assert compare_keys("results", {"a", "b", "c"}, keys) == says
+
+
+def test_many_lost_results_are_counted_and_some_named() -> None:
+    (said,) = compare_keys("results", {f"image-{n:04}" for n in range(2000)}, ())
+    assert said.startswith("2,000 of 2,000 results are lost: image-0000, image-0001, ")
+    assert said.endswith("image-0004 and 1,995 more")
+
+
 def test_it_is_over_when_every_task_has_ended() -> None:
     assert watched(*GOOD).settled
     assert not watched(*GOOD[:2]).settled
@@ -76,6 +100,23 @@ def test_the_view_and_the_picture(tmp_path: Path) -> None:
     shown = console.export_text()
     for word in ("backlog", "executors", "partitions", "throughput", "results", "dead letters"):
         assert word in shown
+    assert "3 wanted" not in shown
+    assert "0 wanted" in shown
     picture(watch, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     picture(Watch(1, 0, 2), tmp_path / "empty.png")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_view_fits_its_terminal(tmp_path: Path, columns: int) -> None:
+    """With the longest numbers, and no row cut off: the newest sample is at the right."""
+    watch = Watch(100_000, 1_000, 1, "tasks at once", is_scaled=False)
+    watch.samples.extend(Sample(n, 99_999, 4, 4, n, n) for n in range(100))
+    console = Console(width=columns, record=True, file=(tmp_path / "out").open("w"))
+    console.print(view(watch, columns))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert "wanted" not in shown
+    rows = [line.rstrip() for line in shown.splitlines() if "█" in line]
+    assert len({len(row) for row in rows[:4]}) == 1, "the backlog does not change, nor its chart"
+    assert 0.9 * min(columns, 97) < len(rows[0]) <= columns

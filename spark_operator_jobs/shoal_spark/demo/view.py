@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal_spark.demo.watch import Watch, shrunk
+from shoal_spark.demo.watch import Watch, count_of, shrunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,89 +13,102 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 BARS = " ▁▂▃▄▅▆▇█"
-#: Columns of a chart in the terminal; the time axis is scaled to fit.
+#: Columns of a chart in the terminal at most; the time axis is scaled to fit.
 WIDTH = 64
-#: Name, rows of its chart, and colour, in the order of the view.
+#: Columns of a row beside its chart.
+BESIDE = 33
+#: Name, explanation, rows of its chart, and colour, in the order of the view.
 ROWS = (
-    ("backlog", 4, "red"),
-    ("workers", 4, "blue"),
-    ("throughput", 3, "green"),
-    ("results", 2, "cyan"),
-    ("dead_letters", 2, "magenta"),
+    ("backlog", "not finished", 4, "red"),
+    ("workers", "", 4, "blue"),
+    ("throughput", "a second", 3, "green"),
+    ("results", "in a topic", 2, "cyan"),
+    ("dead_letters", "broken tasks", 2, "magenta"),
 )
+RED, BLUE, GREEN, PURPLE = "#c0392b", "#2c6fbb", "#2a9d3a", "#8e44ad"
 
 
-def chart(values: Sequence[float], rows: int, mark: float | None = None) -> list[str]:
+def chart(
+    values: Sequence[float], rows: int, mark: float | None = None, width: int = WIDTH
+) -> list[str]:
     """Return lines of a bar chart, the topmost first; `mark` is a dashed line behind the bars."""
-    columns = shrunk(values, WIDTH)
+    columns = shrunk(values, width)
     top = max([1.0, mark or 0.0, *columns])
     marked = -1 if mark is None else min(int(mark / top * rows), rows - 1)
     lines = []
     for row in reversed(range(rows)):
         eighths = [min(8, max(0, round(v / top * rows * 8) - row * 8)) for v in columns]
-        line = "".join(BARS[n] for n in eighths).ljust(WIDTH)
+        line = "".join(BARS[n] for n in eighths).ljust(width)
         lines.append(line.replace(" ", "╌") if row == marked else line)
     return lines
 
 
-def view(watch: Watch) -> Group:
-    """Return the present state of the pipeline and its totals."""
+def view(watch: Watch, columns: int = WIDTH + BESIDE) -> Group:
+    """Return the present state of the pipeline and its totals, for a terminal of `columns`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2), show_edge=False)
-    table.add_column("")
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table.add_column("", no_wrap=True)
     table.add_column("now", justify="right")
     table.add_column("most", justify="right")
-    table.add_column(f"over {watch.last.at_s:.0f} s")
-    for name, rows, colour in ROWS:
+    table.add_column(f"over {watch.last.at_s:.0f} s", no_wrap=True)
+    for name, meaning, rows, colour in ROWS:
         values = watch.series(name)
-        title = watch.workers if name == "workers" else name.replace("_", " ")
+        title = Text(watch.workers if name == "workers" else name.replace("_", " "))
         mark = None
         if name == "workers":
-            title, mark = f"{title}\n({watch.last.wanted} wanted)\n╌ partitions", watch.partitions
-        elif name == "throughput":
-            title += "\n(a second)"
-        drawn = Text("\n".join(chart(values, rows, mark)), style=colour, no_wrap=True)
+            mark = watch.partitions
+            meaning = f"╌ {count_of(mark, 'partition')}"
+            if watch.is_scaled:
+                meaning = f"{watch.last.wanted} wanted\n{meaning}"
+        title.append(f"\n{meaning}", style="dim")
+        lines = chart(values, rows, mark, max(8, min(WIDTH, columns - BESIDE)))
         now, most = (f"{v:,.0f}" for v in (values[-1] if values else 0, max([0, *values])))
-        table.add_row(title, now, most, drawn)
-    head = f"{watch.fed:,} image tasks in {watch.partitions} partitions, {watch.broken} broken"
+        table.add_row(title, now, most, Text("\n".join(lines), style=colour))
+    tasks = f"{count_of(watch.fed, 'image task')}, {watch.broken:,} of them broken on purpose"
+    head = f"{tasks}, in a queue of {count_of(watch.partitions, 'partition')}"
     state = Text(watch.state, style="dim", no_wrap=True, overflow="ellipsis")
     return Group(Text(head, style="bold"), table, state)
 
 
 def picture(watch: Watch, path: Path) -> None:
-    """Draw backlog and results, workers and partitions, throughput and dead letters over time."""
+    """Draw backlog, results, dead letters, workers beside partitions and throughput over time."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     at = [s.at_s for s in watch.samples]
-    figure, (upper, middle, lower) = pyplot.subplots(3, 1, figsize=(8, 7), sharex=True)
-    upper.plot(at, watch.series("backlog"), label="backlog", color="#c0392b")
-    upper.plot(at, watch.series("results"), label="results", color="#2a9d3a")
+    figure, (upper, middle, lower) = pyplot.subplots(
+        3, 1, figsize=(8, 7.5), sharex=True, height_ratios=(5, 4, 4)
+    )
+    upper.plot(at, watch.series("backlog"), label="backlog", color=RED)
+    upper.plot(at, watch.series("results"), label="results", color=GREEN)
+    upper.plot(at, watch.series("dead_letters"), label="dead letters", color=PURPLE)
+    upper.set_title("Every task leaves the queue once, by a result or as a dead letter")
     upper.set_ylabel("records")
-    middle.step(at, watch.series("workers"), where="post", label=f"{watch.workers} running")
-    middle.step(at, watch.series("wanted"), where="post", linestyle=":", label="wanted")
-    middle.axhline(watch.partitions, color="grey", linestyle="--", label="partitions")
+    middle.step(at, watch.series("workers"), where="post", label=watch.workers, color=BLUE)
+    if watch.is_scaled:
+        wanted = watch.series("wanted")
+        middle.step(at, wanted, where="post", linestyle=":", label="wanted", color="#e0a030")
+    middle.axhline(watch.partitions, color="black", linestyle="--", label="partitions")
+    middle.set_title("More workers than partitions share the queue")
     middle.set_ylabel(watch.workers)
-    lower.plot(at, watch.throughput(), label="throughput", color="#2a9d3a")
-    lower.set_ylabel("records a second")
-    lower.set_xlabel("seconds since the queue was filled")
-    letters = lower.twinx()
-    letters.plot(at, watch.series("dead_letters"), label="dead letters", color="#8e44ad")
-    letters.set_ylabel("dead letters")
-    letters.set_ylim(bottom=0)
-    handles = [line for axes in (lower, letters) for line in axes.get_lines()]
-    above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 3, "frameon": False}
-    lower.legend(handles, [str(line.get_label()) for line in handles], **above)
+    lower.plot(at, watch.throughput(), label="tasks finished a second", color=GREEN)
+    lower.set_title(f"Throughput, {watch.last.results + watch.last.dead_letters:,} tasks in all")
+    lower.set_ylabel("a second")
+    lower.set_xlabel("seconds")
     for axes in (upper, middle, lower):
         axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
-    upper.legend(**above)
-    middle.legend(**above)
+        axes.title.set_fontsize(10)
+    for axes in (upper, middle):
+        axes.legend(loc="center left", frameon=False)
+    if watch.verdict:
+        figure.suptitle(watch.verdict.replace(". ", ".\n", 1), fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)

@@ -5,15 +5,18 @@ Pure. `Watch` collects samples. `failures` returns sentences about broken promis
 
 from __future__ import annotations
 
+import collections
 import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 #: Seconds over which throughput is averaged.
 WINDOW_S = 5.0
+#: Maximum number of keys that a sentence names.
+NAMED_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,17 @@ class Sample:
 @dataclass(slots=True)
 class Watch:
     """The samples of a run. `broken` tasks cannot be processed; `workers` names what runs the
-    tasks.
+    tasks. `is_scaled` says whether the number of workers follows a wanted number. `state` is what
+    happens now, and `verdict` what a good run has shown.
     """
 
     fed: int
     broken: int
     partitions: int
     workers: str = "executors"
+    is_scaled: bool = True
     state: str = ""
+    verdict: str = ""
     samples: list[Sample] = field(default_factory=list)
 
     @property
@@ -87,12 +93,46 @@ def failures(watch: Watch, distinct_results: int) -> list[str]:
         found.append(f"{good - distinct_results} results are missing")
     if last.dead_letters < watch.broken:
         found.append(f"{watch.broken - last.dead_letters} dead letters are missing")
-    if watch.most_workers <= watch.partitions:
-        found.append(
-            f"{watch.workers} never outnumbered the {watch.partitions} partitions: "
-            f"there were {watch.most_workers} at most"
-        )
-    return found
+    return found + judge_workers(watch)
+
+
+def judge_workers(watch: Watch) -> list[str]:
+    """Return a sentence if workers never outnumbered partitions."""
+    if watch.most_workers > watch.partitions:
+        return []
+    partitions = count_of(watch.partitions, "partition")
+    return [
+        f"{watch.workers} never outnumbered the {partitions}: there were {watch.most_workers} at "
+        "most"
+    ]
+
+
+def compare_keys(what: str, expected: Collection[str], keys: Iterable[str]) -> list[str]:
+    """Return a sentence for keys that are missing, and one for those that came more than once.
+
+    `expected` are the keys that must come once each; `what` names them in the plural.
+    """
+    counts = collections.Counter(keys)
+    kinds = {
+        "lost": sorted(set(expected) - counts.keys()),
+        "there twice or more": sorted(key for key, count in counts.items() if count > 1),
+        "there without a task": sorted(counts.keys() - set(expected)),
+    }
+    return [
+        f"{len(names):,} of {len(expected):,} {what} are {kind}: {_list_some(names)}"
+        for kind, names in kinds.items()
+        if names
+    ]
+
+
+def count_of(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 partition, 2,000 partitions."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _list_some(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def shrunk(values: Sequence[float], width: int) -> list[float]:
