@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -110,7 +108,6 @@ class Pipeline:
         self.folder = folder
         self.bootstrap = self.metrics = self.console = ""
         self._has_console = has_console
-        self.ui = f"http://127.0.0.1:{_free_port()}"
         self._stack = contextlib.ExitStack()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -172,7 +169,7 @@ class Pipeline:
         }
         settings = {
             **local.SETTINGS,
-            "spark.ui.port": self.ui.rpartition(":")[2],
+            "spark.ui.enabled": "false",
             # Plans of a few records are not worth a second thought.
             "spark.sql.adaptive.enabled": "false",
         }
@@ -183,8 +180,9 @@ class Pipeline:
             "SPARK_LOCAL_DIRS": str(self.folder),
             "PYSPARK_SUBMIT_ARGS": shlex.join([*submit, "pyspark-shell"]),
         }
-        job = self._job("image_tasks")
-        self._run("job", sys.executable, job, *_words(options), variables=variables)
+        job = [sys.executable, "-m", "shoal_spark.demo.job", self.folder / "tasks"]
+        job += [self._job("image_tasks"), *_words(options)]
+        self._run("job", *job, variables=variables)
 
     def sample(self, last: Sample, began: float) -> Sample:
         """Take a sample; a value that is unavailable keeps its last state."""
@@ -207,10 +205,8 @@ class Pipeline:
 
     def _tasks_at_once(self) -> int:
         try:
-            (found,) = json.loads(_get(f"{self.ui}/api/v1/applications"))
-            url = f"{self.ui}/api/v1/applications/{found['id']}/executors"
-            return sum(int(one["activeTasks"]) for one in json.loads(_get(url)))
-        except (OSError, ValueError, KeyError):
+            return int((self.folder / "tasks").read_text())
+        except FileNotFoundError:
             return 0
 
     def check(self) -> None:
@@ -319,7 +315,7 @@ def _follow(pipeline: Pipeline, watch: Watch, timeout_s: float, terminal: Consol
             pipeline.check()
             watch.samples.append(pipeline.sample(watch.last, began))
             if watch.last.results:
-                watch.state = f"Broker {pipeline.bootstrap}. Spark's pages: {pipeline.ui}"
+                watch.state = f"Broker {pipeline.bootstrap}. Spark works."
             live.update(view.view(watch, terminal.width))
             time.sleep(EVERY_S)
 
@@ -361,12 +357,6 @@ def _counts(sample: Sample) -> Iterator[int]:
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return str(answer.read().decode())
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

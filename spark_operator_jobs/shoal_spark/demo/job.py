@@ -1,0 +1,55 @@
+"""Runs a job and notes how many of its tasks run at once; the demo reads the note.
+
+    python -m shoal_spark.demo.job NOTE JOB.py [ARGUMENT...]
+
+Spark's pages could be asked too, but serving them costs more CPU than the demo's images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import threading
+from pathlib import Path
+
+EVERY_S = 0.25
+
+
+def count_active_tasks() -> int:
+    """Return the number of tasks that run in this process's Spark, 0 before it has started."""
+    from pyspark import SparkContext
+
+    context = getattr(SparkContext, "_active_spark_context", None)
+    if context is None:
+        return 0
+    tracker = context.statusTracker()
+    stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+
+def note_tasks(note: Path, stopped: threading.Event) -> None:
+    """Write the number of tasks to `note` again and again; each write replaces the file."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    new = note.with_suffix(".new")
+    # A Spark that has ended is the job's own failure, which the job prints.
+    with contextlib.suppress(Py4JError, OSError):
+        while not stopped.wait(EVERY_S):
+            new.write_text(str(count_active_tasks()))
+            new.replace(note)
+
+
+def main() -> None:
+    note, job = Path(sys.argv[1]), sys.argv[2]
+    stopped = threading.Event()
+    threading.Thread(target=note_tasks, args=(note, stopped), daemon=True).start()
+    sys.argv = sys.argv[2:]
+    try:
+        runpy.run_path(job, run_name="__main__")
+    finally:
+        stopped.set()
+
+
+if __name__ == "__main__":
+    main()
