@@ -18,12 +18,13 @@ EVERY_S = 0.25
 
 def count_active_tasks() -> int:
     """Return the number of tasks that run in this process's Spark, 0 before it has started."""
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
-    context = getattr(SparkContext, "_active_spark_context", None)
-    if context is None:
+    # The active session is that of a thread, and this is another thread than the job's.
+    session = getattr(SparkSession, "_instantiatedSession", None)
+    if session is None:
         return 0
-    tracker = context.statusTracker()
+    tracker = session.sparkContext.statusTracker()
     stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
     return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
