@@ -27,9 +27,9 @@ EXPECTED = {
 }
 #: Where documents draw layers: the contract, the document, and the pattern of the drawing.
 DRAWINGS = (
-    ("packages: arrows point down", "ARCHITECTURE.md", r"```\n(cli >[^`]+)```"),
+    ("packages: arrows point down", "ARCHITECTURE.md", r"```\n(cli,[^`]+)```"),
     ("server: arrows point down", "ARCHITECTURE.md", r"```\n(process,[^`]+)```"),
-    ("packages: arrows point down", "CONTRIBUTING.md", r"(cli > [^.]+)\."),
+    ("packages: arrows point down", "CONTRIBUTING.md", r"(cli, compile > [^.]+)\."),
 )
 
 

@@ -1,1 +1,1 @@
-"""The demo pipeline: common parts of `make demo` and `shoal demo`, and the latter."""
+"""The demo pipeline: common parts of `make demo-kubernetes` and `shoal demo`, and the latter."""
