@@ -36,7 +36,7 @@ def put_longest_first(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
-class FileScheduling(LoadScopeScheduling):
+class FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each process a file or folder at a time, in the order of collection."""
 
     def _split_scope(self, nodeid: str) -> str:

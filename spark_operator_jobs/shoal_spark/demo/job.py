@@ -31,7 +31,7 @@ def count_active_tasks() -> int:
 
 def note_tasks(note: Path, stopped: threading.Event) -> None:
     """Write the number of tasks to `note` again and again; each write replaces the file."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
 
     new = note.with_suffix(".new")
     # A Spark that has ended is the job's own failure, which the job prints.
