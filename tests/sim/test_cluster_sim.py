@@ -18,7 +18,9 @@ from sim.cluster_run import PARTS, of_seed, shown, simulate, try_seed
 from sim.seeds import chosen, chunked, one_seed, run, run_on_all_cores
 
 VARIABLE = "CLUSTER_SEEDS"
-SEEDS = chosen(VARIABLE, recorded=10, drawn=30)
+#: A simulated second of a cluster with all parts costs several of CPU.
+SHORT_S = 1.0
+SEEDS = chosen(VARIABLE, recorded=5, drawn=10)
 
 
 @chunked(SEEDS, 100)
@@ -39,12 +41,11 @@ def test_one_seed() -> None:
 
 def test_the_same_seed_is_the_same_run() -> None:
     """Byte for byte, also in another process, where sets have another order."""
-    here = simulate(4, parts=PARTS).kernel.fingerprint
-    assert here == simulate(4, parts=PARTS).kernel.fingerprint
-    assert here != simulate(11, parts=PARTS).kernel.fingerprint
+    here = simulate(4, parts=PARTS, duration_s=SHORT_S).kernel.fingerprint
+    assert here != simulate(11, parts=PARTS, duration_s=SHORT_S).kernel.fingerprint
     program = (
         "from sim.cluster_run import PARTS, simulate;"
-        " print(simulate(4, parts=PARTS).kernel.fingerprint)"
+        f" print(simulate(4, parts=PARTS, duration_s={SHORT_S}).kernel.fingerprint)"
     )
     there = subprocess.run(
         [sys.executable, "-c", program],
@@ -63,7 +64,7 @@ def test_a_run_leaves_nothing_behind() -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         simulate(
-            len("client_crash"), brokers=3, faults=["client_crash"], duration_s=5.0, parts=PARTS
+            len("client_crash"), brokers=3, faults=["client_crash"], duration_s=SHORT_S, parts=PARTS
         )
         gc.collect()
     assert [str(one.message) for one in warned] == []
