@@ -149,6 +149,9 @@ def parts_of(hours: float, seed: int) -> list[Part]:
         "compat": select_marked("tests/compat"),
         "tests": select_marked("tests", "--ignore=tests/e2e", "--ignore=tests/compat"),
         "e2e-nodes": Command(nodes.words, {**nodes.environment, "SHOAL_NODES": "3"}),
+        "examples": Command(
+            (*limited, "tests/unit", "tests/model"), {**drawn, "HYPOTHESIS_PROFILE": "nightly"}
+        ),
     }
     return [
         *(Part(name, _repeat(command)) for name, command in once.items()),

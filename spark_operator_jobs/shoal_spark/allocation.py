@@ -92,7 +92,7 @@ class Follower:
         self._thread.join()
 
     def _run(self) -> None:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JError
 
         while not self._stopped.is_set():
             try:
