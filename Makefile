@@ -28,7 +28,7 @@ $(VENV)/.stamp: tools/locks/dev.txt pyproject.toml
 	@$(PYTHON) tools/prerequisites.py venv
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --require-hashes -r $<
-	SHOAL_WHEEL=pure $(INSTALL) --no-build-isolation -e .
+	SHOAL_WHEEL=pure $(INSTALL) --no-index --no-build-isolation -e .
 	@$(BIN)/python -m shoal.compile
 	@touch $@
 # The demo needs a part of these packages and some more, so it also installs into an empty environment.
