@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import leaks
 import pytest
+from machine import lacking
 from queues import Queue
 from shoal.client.client import SyncClient
 
@@ -26,6 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.spark)
+
+
+def pytest_runtest_setup() -> None:
+    if shutil.which("java") is None:
+        lacking("Spark needs Java 17 or newer: make prerequisites FOR=spark")
 
 
 @pytest.fixture(scope="session")
