@@ -204,7 +204,8 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=environment,
+            # A worker of pytest has the size of its own terminal here.
+            env={k: v for k, v in environment.items() if k not in ("COLUMNS", "LINES")},
             start_new_session=True,
             preexec_fn=_own_terminal,
         )

@@ -145,8 +145,10 @@ test_logs_at_their_limit_take_no_more_records_until_there_is_room shoal.log.dir.
 unit/test_manifest.py
 test_orphans_are_deleted_after_the_grace_period shoal.remote.orphan.grace.ms=GRACE_MS
 
-compat/test_delegation_tokens.py
+compat/test_security_admin.py
 test_a_listener_without_a_secret_key delegation.token.secret.key
+
+compat/test_delegation_tokens.py
 test_creations delegation.token.max.lifetime.ms delegation.token.expiry.time.ms
 
 compat/test_removed_users.py

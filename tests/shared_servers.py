@@ -48,6 +48,7 @@ class Brokers:
                 environment={coverage_contexts.VARIABLE: coverage_contexts.SHARED},
             )
         if not broker.is_running:
+            broker.kill9()  # Reaps it, if a test has ended it.
             with leaks.unmarked():
                 broker.start()
         return broker

@@ -25,6 +25,10 @@ ALL = [
 ]
 
 
+#: Modules that all tests of brokers use, whose code proves nothing about one of them.
+GENERAL = ("servers", "conditions", "clusters", "config_effects")
+
+
 @functools.cache
 def definitions(path: str) -> dict[str, tuple[str, set[str]]]:
     """Return what a test file defines at its top level: code, and the names that it uses."""
@@ -34,6 +38,9 @@ def definitions(path: str) -> dict[str, tuple[str, set[str]]]:
 def definitions_in(text: str) -> dict[str, tuple[str, set[str]]]:
     found = {}
     for node in ast.parse(text).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(_shared_code(node))
+            continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = [node.name]
             without_docstrings(node)
@@ -49,6 +56,19 @@ def definitions_in(text: str) -> dict[str, tuple[str, set[str]]]:
             used.add("BROKER_CONFIG")
         for name in names:
             found[name] = (ast.unparse(node), used)
+    return found
+
+
+def _shared_code(node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, set[str]]]:
+    """Return the code of the modules for several files of tests that one imports, by name."""
+    module = node.module if isinstance(node, ast.ImportFrom) else None
+    found = {}
+    for alias in node.names:
+        path = TESTS / f"{module or alias.name}.py"
+        if path.is_file() and path.stem not in GENERAL:
+            tree = ast.parse(path.read_text())
+            without_docstrings(tree)
+            found[alias.asname or alias.name] = (ast.unparse(tree), set[str]())
     return found
 
 

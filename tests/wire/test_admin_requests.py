@@ -257,10 +257,9 @@ def test_configs_of_every_kind_are_listed_and_described(client: WireClient) -> N
     assert alter(client, CLIENT_METRICS, "sub", interval_ms="1000", metrics="a,b") == 0
     body = {"resource_types": [GROUP, CLIENT_METRICS]}
     found = client.call(ApiKey.LIST_CONFIG_RESOURCES, 1, body).config_resources
-    assert [(r.resource_type, r.resource_name) for r in found] == [
-        (GROUP, "jobs"),
-        (CLIENT_METRICS, "sub"),
-    ]
+    listed = [(r.resource_type, r.resource_name) for r in found]
+    # Other files of tests share the broker, so it lists the configs of their groups as well.
+    assert {(GROUP, "jobs"), (CLIENT_METRICS, "sub")} <= set(listed)
     body = {"resource_types": [3]}
     assert client.call(ApiKey.LIST_CONFIG_RESOURCES, 1, body).error_code == 35
     resource = {

@@ -21,6 +21,14 @@ RATES = ("producer_byte_rate", "consumer_byte_rate")
 Pair = tuple[str, str | None]
 
 
+@pytest.fixture(scope="module")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
+    """A broker for the tests of this file, which list all quotas and restart it."""
+    broker = ShoalProcess(tmp_path_factory.mktemp("quotas") / "data").start()
+    yield broker
+    assert broker.stop() == 0, "\n".join(broker.log[-40:])
+
+
 @pytest.fixture
 def client(shared_broker: ShoalProcess, request: pytest.FixtureRequest) -> Iterator[WireClient]:
     """A client whose client id is the test's name; its quotas are removed afterwards."""

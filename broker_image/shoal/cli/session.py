@@ -8,6 +8,7 @@ options are added after its own. Exit codes: 0 done, 1 refused by the cluster (i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import os
@@ -208,7 +209,9 @@ def guarded(call: Callable[[], None]) -> None:
 
 
 def fail(sentence: str, code: int = REFUSED) -> NoReturn:
-    """Print the error and exit with this code."""
+    """Print the error, behind all other output, and exit with this code."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
     print(f"shoal: {sentence}", file=sys.stderr)
     raise typer.Exit(code)
 

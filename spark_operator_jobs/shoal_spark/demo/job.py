@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-EVERY_S = 0.25
+EVERY_S = 0.1
 
 
 def count_active_tasks() -> int:
@@ -30,14 +30,19 @@ def count_active_tasks() -> int:
 
 
 def note_tasks(note: Path, stopped: threading.Event) -> None:
-    """Write the number of tasks to `note` again and again; each write replaces the file."""
+    """Write the number of tasks to `note` again and again, and the largest one so far.
+
+    Each write replaces the file.
+    """
     from py4j.protocol import Py4JError
 
-    new = note.with_suffix(".new")
+    new, most = note.with_suffix(".new"), 0
     # A Spark that has ended is the job's own failure, which the job prints.
     with contextlib.suppress(Py4JError, OSError):
         while not stopped.wait(EVERY_S):
-            new.write_text(str(count_active_tasks()))
+            count = count_active_tasks()
+            most = max(most, count)
+            new.write_text(f"{count} {most}")
             new.replace(note)
 
 

@@ -15,6 +15,7 @@ import importlib.util
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -193,7 +194,7 @@ class Pipeline:
         except OSError:
             return Sample(time.monotonic() - began, *_counts(last))
         done = ends[RESULTS] + ends[DEAD_LETTERS]
-        at_once = self._tasks_at_once()
+        at_once, _ = self.read_tasks()
         return Sample(
             time.monotonic() - began,
             max(0, ends[TASKS] - done),
@@ -203,11 +204,13 @@ class Pipeline:
             ends[DEAD_LETTERS],
         )
 
-    def _tasks_at_once(self) -> int:
+    def read_tasks(self) -> tuple[int, int]:
+        """Return how many tasks run at once now, and the most at any time so far."""
         try:
-            return int((self.folder / "tasks").read_text())
+            count, most = map(int, (self.folder / "tasks").read_text().split())
         except FileNotFoundError:
-            return 0
+            return 0, 0
+        return count, most
 
     def check(self) -> None:
         """Raise `CannotRun` with its last words if a process has failed."""
@@ -248,6 +251,8 @@ class Pipeline:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**clean_environment(), **(variables or {})},
+                # Spark leaves a Python process behind, so a process ends with its group.
+                start_new_session=True,
             )
         self._processes[name] = process
         self._stack.callback(_end, process)
@@ -276,6 +281,7 @@ def run(images: int, timeout_s: float, picture: Path, *, console: bool = False) 
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-demo-"))
         pipeline = stack.enter_context(Pipeline(Path(folder), has_console=console))
         _follow(pipeline, watch, timeout_s, terminal)
+        watch.most_seen = pipeline.read_tasks()[1]
         results, letters = pipeline.read_keys(RESULTS, DEAD_LETTERS)
         if watch.settled:
             wrong = [
@@ -360,10 +366,10 @@ def _get(url: str) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, and kill it if it does not end."""
+    """Terminate a process, and kill what is left of its group."""
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOPPED_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

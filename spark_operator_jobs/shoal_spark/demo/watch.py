@@ -45,6 +45,8 @@ class Watch:
     is_scaled: bool = True
     state: str = ""
     verdict: str = ""
+    #: The most workers at any time, if that was counted more often than samples were taken.
+    most_seen: int = 0
     samples: list[Sample] = field(default_factory=list)
 
     @property
@@ -53,7 +55,7 @@ class Watch:
 
     @property
     def most_workers(self) -> int:
-        return max((s.workers for s in self.samples), default=0)
+        return max((self.most_seen, *(s.workers for s in self.samples)))
 
     @property
     def settled(self) -> bool:
