@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 from shoal.client.batches import CorruptRecords
+from shoal.client.timestamps import DATE_MS_MAX
 from shoal.record.batch import BatchHeader, CorruptBatch, check_crc
-from shoal.record.records import headers_of, records_body, spans
+from shoal.record.records import header_text, headers_of, records_body, spans
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal_spark.ranges import Range
 
 #: Maximum rows of an Arrow batch, and maximum bytes of its keys and values.
 ROWS_MAX, BYTES_MAX = 10_000, 8 << 20
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
+#: The beginning of the year 1 in epoch milliseconds.
+FIRST_MS = -62_135_596_800_000
 _FIELDS = (
     ("key", pa.binary(), "binary"),
     ("value", pa.binary(), "binary"),
@@ -111,7 +116,9 @@ class Columns:
                 self.values.append(value)
                 self.offsets.append(offset)
                 self.timestamps_ms.append(header.base_timestamp + span.timestamp_delta)
-                self.headers.append([{"key": k, "value": v} for k, v in headers_of(body, span)])
+                self.headers.append(
+                    [{"key": header_text(k), "value": v} for k, v in headers_of(body, span)]
+                )
 
     # One call per record or field would take more time than the branches do.
     def _read(self, body: bytes, header: BatchHeader, r: Range) -> None:  # noqa: C901
@@ -185,14 +192,13 @@ class Columns:
     def take(self) -> pa.RecordBatch:
         """Return the rows so far; there is at least one."""
         count = len(self.offsets)
-        at_us = pa.compute.multiply(pa.array(self.timestamps_ms, pa.int64()), 1000)
         arrays: list[Any] = [
             pa.array(self.keys, pa.binary()),
             pa.array(self.values, pa.binary()),
             pa.repeat(self._topic, count),
             pa.repeat(self._partition, count),
             pa.array(self.offsets, pa.int64()),
-            at_us.cast(_TIMESTAMP),
+            timestamps(self.timestamps_ms),
             pa.array(self.types, pa.int32()),
             pa.array(self.delivery_counts, pa.int32()),
         ]
@@ -200,6 +206,17 @@ class Columns:
             arrays.append(pa.array(self.headers, _HEADERS))
         self._clear()
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def timestamps(timestamps_ms: list[int]) -> pa.Array:
+    """Return a column of timestamps in UTC, null for those outside the years 1 to 9999.
+
+    Python has no later dates, and microseconds overflow in the year 294247.
+    """
+    known: Sequence[int | None] = timestamps_ms
+    if min(timestamps_ms) < FIRST_MS or max(timestamps_ms) > DATE_MS_MAX:
+        known = [at if FIRST_MS <= at <= DATE_MS_MAX else None for at in timestamps_ms]
+    return pa.compute.multiply(pa.array(known, pa.int64()), 1000).cast(_TIMESTAMP)
 
 
 def _long(body: bytes, at: int) -> tuple[int, int]:

@@ -132,13 +132,20 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
 def _dead_letter(partition: int, record: Any) -> tuple:
     import datetime
 
+    from shoal.client.timestamps import DATE_MS_MAX
+    from shoal.record.records import header_text
+
     headers = {
         name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
         for name, value in record.headers
         if name.startswith(PREFIX)
     }
-    own = [{"key": k, "value": v} for k, v in record.headers if not k.startswith(PREFIX)]
-    at = datetime.datetime.fromtimestamp(record.timestamp_ms / 1000, datetime.UTC)
+    own = [
+        {"key": header_text(k), "value": v} for k, v in record.headers if not k.startswith(PREFIX)
+    ]
+    at = None
+    if 0 <= record.timestamp_ms <= DATE_MS_MAX:
+        at = datetime.datetime.fromtimestamp(record.timestamp_ms / 1000, datetime.UTC)
     numbers = [
         int(headers[name]) if name in headers else None
         for name in ("partition", "offset", "delivery.count")

@@ -20,7 +20,9 @@ from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.record.key_ranges import KeyRanges
+from shoal.record.records import header_text
 
+from shoal_spark.columns import timestamps
 from shoal_spark.range_reader import DataLoss, client
 
 if TYPE_CHECKING:
@@ -183,18 +185,20 @@ class _Rows:
     def take(self) -> pa.RecordBatch:
         """Return the rows so far; there is at least one."""
         rows, self.records, self._bytes = self.records, [], 0
-        columns: list[list[Any]] = [
+        columns: list[Any] = [
             [r.key for r in rows],
             [r.value for r in rows],
             [self._task.topic] * len(rows),
             [self._task.partition] * len(rows),
             [r.offset for r in rows],
-            [r.timestamp_ms * 1000 for r in rows],
+            timestamps([r.timestamp_ms for r in rows]),
         ]
         if self._with_headers:
-            columns.append([[{"key": k, "value": v} for k, v in r.headers] for r in rows])
+            columns.append(
+                [[{"key": header_text(k), "value": v} for k, v in r.headers] for r in rows]
+            )
         arrays = [
-            pa.array(column, field.type)
+            column if isinstance(column, pa.Array) else pa.array(column, field.type)
             for column, field in zip(columns, self._schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

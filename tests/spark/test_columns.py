@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from accepted_batches import Accepted, batches
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.client.batches import CorruptRecords
+from shoal.client.timestamps import DATE_MS_MAX
 from shoal.record.batch import CorruptBatch, assign, read_header, sign
-from shoal.record.records import build_batch, read_records
-from shoal_spark.columns import Columns, schema
+from shoal.record.records import build_batch, header_bytes, read_records
+from shoal_spark.columns import FIRST_MS, Columns, schema
 from shoal_spark.ranges import Range
 
 BYTES = st.none() | st.binary(max_size=300) | st.just(b"x" * 20_000)
@@ -112,3 +114,20 @@ def test_a_value_that_passes_its_record_is_refused() -> None:
     columns = Columns("t", 0, with_headers=False)
     with pytest.raises(CorruptBatch, match="offset 0 passes its end"):
         columns.add(damaged, 0, read_header(damaged), Range("t", 0, 0, 9))
+
+
+@settings(max_examples=40)
+@given(batches)
+def test_accepted_batches_become_rows(batch: Accepted) -> None:
+    """Header keys are text, and timestamps outside the years 1 to 9999 are null."""
+    columns = Columns("t", 0, with_headers=True)
+    columns.add(batch.data, 0, read_header(batch.data), Range("t", 0, 0, len(batch.records), 1))
+    rows = columns.take().to_pylist()
+    for row, (timestamp_ms, key, value, headers) in zip(rows, batch.records, strict=True):
+        assert (row["key"], row["value"]) == (key, value)
+        names = [header_bytes(name).decode(errors="replace") for name, _ in headers]
+        assert [header["key"] for header in row["headers"]] == names
+        if FIRST_MS <= timestamp_ms <= DATE_MS_MAX:
+            assert row["timestamp"].timestamp() == pytest.approx(timestamp_ms / 1000)
+        else:
+            assert row["timestamp"] is None

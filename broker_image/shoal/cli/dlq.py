@@ -23,6 +23,7 @@ from shoal.client.groups import SHARE
 from shoal.client.held_keys import KEYS_MAX, held_keys
 from shoal.client.redrive import Plan, Redrive, Redriven
 from shoal.record.offset_set import OffsetSet
+from shoal.record.records import header_text
 
 app = new_app("List, show, redrive and delete dead letters.")
 
@@ -374,7 +375,7 @@ def _whole(letter: DeadLetter) -> dict[str, Any]:
         "client_id": letter.client_id,
         "key": letter.record.key,
         "value": letter.record.value,
-        "headers": dict(letter.record.headers),
+        "headers": {header_text(name): value for name, value in letter.record.headers},
     }
 
 

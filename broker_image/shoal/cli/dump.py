@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import output
+from shoal.cli.records import headers_as_json
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -254,7 +255,7 @@ def _raw(record: Record) -> dict[str, Any]:
     return {
         "key": output.text_or_hex(record.key),
         "value": output.text_or_hex(record.value),
-        "headers": [[name, output.text_or_hex(value)] for name, value in record.headers],
+        "headers": headers_as_json(record.headers),
     }
 
 

@@ -15,6 +15,7 @@ from uuid import UUID
 import typer
 
 from shoal.cli import table_width
+from shoal.client.timestamps import DATE_MS_MAX
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,9 +166,11 @@ def topic_id(value: UUID | None) -> str | None:
 
 
 def when(timestamp_ms: int) -> str | None:
-    """Format a timestamp as ISO 8601 in UTC; None for none."""
+    """Format a timestamp as ISO 8601 in UTC; None for none. Far ones remain milliseconds."""
     if timestamp_ms < 0:
         return None
+    if timestamp_ms > DATE_MS_MAX:
+        return str(timestamp_ms)
     instant = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -13,6 +13,7 @@ from shoal.cli.output import text_or_hex, when
 from shoal.cli.session import USAGE, Failed
 from shoal.client.consumer import ConsumedRecord
 from shoal.client.share import SharedRecord
+from shoal.record.records import RecordHeaders, header_bytes
 
 FIELDS = (
     "topic",
@@ -64,8 +65,13 @@ def as_json(record: AnyRecord) -> dict[str, Any]:
     found = record._asdict()
     found["timestamp"] = found.pop("timestamp_ms")
     found["key"], found["value"] = text_or_hex(record.key), text_or_hex(record.value)
-    found["headers"] = [[name, text_or_hex(value)] for name, value in record.headers]
+    found["headers"] = headers_as_json(record.headers)
     return found
+
+
+def headers_as_json(headers: RecordHeaders) -> list[list[str | None]]:
+    """Return the keys and values of headers as text, or as `0x…` if they are not text."""
+    return [[text_or_hex(header_bytes(name)), text_or_hex(value)] for name, value in headers]
 
 
 def _as_text(record: AnyRecord) -> Mapping[str, Any]:
@@ -73,7 +79,9 @@ def _as_text(record: AnyRecord) -> Mapping[str, Any]:
     found["timestamp"] = when(record.timestamp_ms) or "-"
     found["key"] = _text(record.key)
     found["value"] = _text(record.value)
-    found["headers"] = ",".join(f"{name}={_text(value)}" for name, value in record.headers)
+    found["headers"] = ",".join(
+        f"{_text(header_bytes(name))}={_text(value)}" for name, value in record.headers
+    )
     found.setdefault("delivery_count", 1)
     return found
 

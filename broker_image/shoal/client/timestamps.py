@@ -6,6 +6,11 @@ import re
 import time
 from datetime import datetime
 
+#: The last millisecond of the year 9999 in UTC, the last one that `datetime` has. Records may have
+#: later timestamps, for example from clients that send nanoseconds.
+DATE_MS_MAX = 253_402_300_799_999
+#: The largest timestamp of the protocol.
+_TIMESTAMP_MS_MAX = 2**63 - 1
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _ISO_DURATION = re.compile(
     r"P(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?"
@@ -28,6 +33,8 @@ def timestamp(text: str, now_ms: int | None = None) -> int:
     of milliseconds, or of a duration before now. Raises `ValueError` with a sentence.
     """
     if text.isdigit():
+        if int(text) > _TIMESTAMP_MS_MAX:
+            raise ValueError(f"{text} is too far: a timestamp is at most {_TIMESTAMP_MS_MAX} ms.")
         return int(text)
     ago = duration_ms(text)
     if ago is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from shoal.client.timestamps import DATE_MS_MAX
+
 UNKNOWN = "–"
 _BYTES = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -61,13 +63,12 @@ def duration(seconds: float | None) -> str:
 
 
 def instant(timestamp_ms: int | None) -> str:
-    """Format epoch milliseconds as ISO 8601 in UTC; a time that has no date is a dash."""
+    """Format epoch milliseconds as ISO 8601 in UTC; times without a date remain milliseconds."""
     if timestamp_ms is None or timestamp_ms < 0:
         return UNKNOWN
-    try:
-        found = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return UNKNOWN
+    if timestamp_ms > DATE_MS_MAX:
+        return f"{timestamp_ms} ms"
+    found = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -25,6 +25,7 @@ from shoal.console.charts import Line, chart
 from shoal.console.queues import Level, Queue
 from shoal.console.sample import Metrics, Sample
 from shoal.console.security import LOGIN, USER
+from shoal.record.records import header_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -370,7 +371,7 @@ class Pages:
                 "record": record,
                 "key": payloads.show(record.key, wanted),
                 "value": payloads.show(record.value, wanted),
-                "headers": [(n, payloads.show(v)) for n, v in record.headers],
+                "headers": [(header_text(n), payloads.show(v)) for n, v in record.headers],
                 "wanted": wanted,
                 "formats": payloads.FORMATS,
                 "standing": standing,
@@ -471,7 +472,7 @@ class Pages:
                 "where": where,
                 "key": payloads.show(record.key, wanted),
                 "value": payloads.show(record.value, wanted),
-                "headers": [(n, payloads.show(v)) for n, v in record.headers],
+                "headers": [(header_text(n), payloads.show(v)) for n, v in record.headers],
                 "wanted": wanted,
                 "formats": payloads.FORMATS,
                 "is_redriven": where.partition in done and offset in done[where.partition],

@@ -33,6 +33,8 @@ from shoal.record.layout import OFFSETS, format_of
 _NAMES = tuple(OFFSETS)
 _UNSIGNED = struct.Struct(format_of(*_NAMES[: _NAMES.index("attributes")]))
 _SIGNED = struct.Struct(format_of(*_NAMES[_NAMES.index("attributes") :]))
+#: Keys and values. A key that is not UTF-8 keeps its bytes as lone surrogates, as Python's names of
+#: files do (PEP 383); `header_bytes` and `header_text` convert it.
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
 #: (timestamp_ms, key, value, headers): a record for `build_batch`.
 NewRecord = tuple[int, bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
@@ -111,11 +113,18 @@ def read_records(
     for span in spans(body, header.record_count):
         yield Record(
             base_offset + span.offset_delta,
-            header.max_timestamp if append_time else base_timestamp + span.timestamp_delta,
+            header.max_timestamp
+            if append_time
+            else wrap_int64(base_timestamp + span.timestamp_delta),
             key_of(body, span),
             value_of(body, span),
             headers_of(body, span),
         )
+
+
+def wrap_int64(number: int) -> int:
+    """Return a sum or difference of 64-bit integers as Java has it: it wraps around."""
+    return number if -(2**63) <= number < 2**63 else (number + 2**63) % 2**64 - 2**63
 
 
 def key_of(body: bytes, span: Span) -> bytes | None:
@@ -146,12 +155,22 @@ def headers_of(body: bytes, span: Span) -> RecordHeaders:
             at += max(size, 0)
             if at > end:
                 raise CorruptBatch(f"a header value of {size} bytes")
-            out.append((key.decode(), value))
-    except (IndexError, UnicodeDecodeError):
-        raise CorruptBatch("the headers end early or are no UTF-8") from None
+            out.append((key.decode(errors="surrogateescape"), value))
+    except IndexError:
+        raise CorruptBatch("the headers end early") from None
     if at != end:
         raise CorruptBatch(f"{end - at} bytes behind the headers")
     return tuple(out)
+
+
+def header_bytes(key: str) -> bytes:
+    """Return the bytes of a header key as they are on the wire."""
+    return key.encode(errors="surrogateescape")
+
+
+def header_text(key: str) -> str:
+    """Return a header key to show: bytes that are not UTF-8 are replaced, as in Java clients."""
+    return header_bytes(key).decode(errors="replace")
 
 
 def build_batch(
@@ -177,7 +196,8 @@ def build_batch(
             base_timestamp = max_timestamp = timestamp_ms
         elif timestamp_ms > max_timestamp:
             max_timestamp = timestamp_ms
-        put_record(out, timestamp_ms - base_timestamp, count, key, value, record_headers)
+        delta = wrap_int64(timestamp_ms - base_timestamp)
+        put_record(out, delta, count, key, value, record_headers)
         count += 1
     if not count:
         raise ValueError("a batch has at least one record")
@@ -245,7 +265,7 @@ def put_record(
         pairs = list(record_headers)
         _put_varint(body, len(pairs))
         for name, content in pairs:
-            _put_bytes(body, name.encode())
+            _put_bytes(body, header_bytes(name))
             _put_bytes(body, content)
     else:
         body.append(0)
