@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -50,7 +49,6 @@ _TEXT = "text/plain; charset=utf-8"
 _ANONYMOUS = "User:ANONYMOUS"
 _CHALLENGE = "WWW-Authenticate: Bearer\r\n"
 _TLS_HANDSHAKE = 0x16
-_TOKEN = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+([^\r\n]*?)[ \t]*\r\n", re.IGNORECASE)
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -73,6 +71,16 @@ class Reader(NamedTuple):
     has_tls: bool = False
     has_certificate: bool = False
     token: bytes = b""
+
+
+def find_token(head: bytes) -> bytes:
+    """Return the bearer token in the head of a request; empty if there is none (RFC 6750)."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        scheme, *token = value.split(maxsplit=1)[:2] or (b"",)
+        if name.lower() == b"authorization" and scheme.lower() == b"bearer" and token:
+            return token[0].strip()
+    return b""
 
 
 class Tokens:
@@ -260,12 +268,11 @@ class _Http(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _reader(self, head: bytes) -> Reader:
-        token = _TOKEN.search(head)
         assert self.peer is not None
         return Reader(
             isinstance(self._transport, TlsTransport),
             self.peer.principal != _ANONYMOUS,
-            b"" if token is None else token[1],
+            find_token(head),
         )
 
     def _response(self, received: bytes) -> bytes:
