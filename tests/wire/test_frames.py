@@ -186,6 +186,21 @@ def test_an_announced_size_costs_no_memory(shared_broker: ShoalProcess) -> None:
         sock.close()
 
 
+def test_half_a_request_leaves_with_its_connection(
+    start_broker: Callable[..., ShoalProcess],
+) -> None:
+    """Not with Python's next garbage collection, which may be far away: a stranger could fill the
+    memory. Each connection sends half of a produce request and closes."""
+    broker = start_broker()
+    half = struct.pack(">ihh", 4_000_000, 0, 9) + bytes(2_000_000)
+    before = broker.resident_mb()
+    for _ in range(100):
+        with connect(broker) as sock:
+            sock.sendall(half)
+    # 200 MB in all.
+    eventually(lambda: broker.resident_mb() - before < 60, what="the memory of closed connections")
+
+
 def test_a_client_that_takes_no_answers_is_not_read_from(shared_broker: ShoalProcess) -> None:
     before = shared_broker.resident_mb()
     with connect(shared_broker) as deaf:

@@ -158,7 +158,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._muted is not None:
             self._muted.cancel()
         self._transport = None
-        self._frame = None
+        # Others still refer to this connection, so it must not keep what it has received.
+        self._frame, self._frame_view = None, _scratch_view
+        self._backlog = b""
+        self._out.clear()
         if self._sendfile_writer is not None:
             self._sendfile_writer.close()
         # Cancelling a response may call this connection again.
