@@ -20,8 +20,9 @@ from shoal.coordinator.share.dead_letters import Source, dead_letter_records
 from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange
 from shoal.coordinator.share.record_facts import HeaderReader, facts, key_hashes
 from shoal.log.validation import validate
+from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.hashed_batches import HashedBatches
-from shoal.record.key_ranges import KEY_HASH_MAX, KeyRanges
+from shoal.record.key_ranges import KeyRanges
 from shoal.record.records import build_batch, header_text, read_records
 
 if TYPE_CHECKING:

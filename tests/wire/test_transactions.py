@@ -374,6 +374,12 @@ def test_transactions_are_listed_by_every_filter(
     assert ids(producer_id_filters=[writer.producer_id]) == {name}
     assert ids(transactional_id_pattern=name) == {name}
     assert ids(transactional_id_pattern=name[:-1]) != {name}
+    # In a backtracking engine, the broker would never answer again.
+    assert ids(transactional_id_pattern=f"({name[0]}|.)+(.+)+(.+)+\\d{{9}}!") == set()
+    refused = {"state_filters": [], "producer_id_filters": [], "duration_filter": -1}
+    refused["transactional_id_pattern"] = r"(a)\1"
+    answer = client.call(ApiKey.LIST_TRANSACTIONS, 2, refused)
+    assert answer.error_code == ErrorCode.invalid_regular_expression
     assert name in ids(state_filters=["Ongoing"], duration_filter=-1)
     assert name not in ids(state_filters=["Empty"])
     assert name not in ids(duration_filter=3_600_000)

@@ -6,11 +6,11 @@ and the shortest of their intervals. `*` requests all metrics.
 
 from __future__ import annotations
 
-import re
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata.config_keys import ConfigError, UnknownConfig, table
+from shoal.metadata.patterns import InvalidPattern, compile_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,18 +55,26 @@ def parse(texts: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def patterns(match: Iterable[str]) -> dict[str, re.Pattern[str]]:
-    """Return the patterns of a `match` by selector. Raises `ConfigError`."""
+def patterns(match: Iterable[str]) -> dict[str, Any]:
+    """Return the compiled patterns of a `match` by selector. Raises `ConfigError`."""
     found = {}
     for item in match:
         selector, sign, pattern = item.partition("=")
         if not sign or selector not in SELECTORS:
             raise ConfigError("match", item, f"selectors are {', '.join(SELECTORS)}")
         try:
-            found[selector] = re.compile(pattern)
-        except re.error as error:
+            found[selector] = compile_pattern(pattern)
+        except InvalidPattern as error:
             raise ConfigError("match", item, f"Illegal client matching pattern: {error}") from None
     return found
+
+
+def _has_match(match: Iterable[str], client: Mapping[str, str]) -> bool:
+    try:
+        found = patterns(match)
+    except ConfigError:  # Written by a release that accepted other patterns.
+        return False
+    return all(p.fullmatch(client[selector]) is not None for selector, p in found.items())
 
 
 def subscribe(
@@ -78,7 +86,7 @@ def subscribe(
     metrics: dict[str, None] = {}
     for name in sorted(subscriptions):
         values = parse(subscriptions[name])
-        if all(p.fullmatch(client[s]) for s, p in patterns(values.get("match", ())).items()):
+        if _has_match(values.get("match", ()), client):
             metrics.update(dict.fromkeys(values.get("metrics", ())))
             intervals.append(values.get("interval.ms", default_ms))
     chosen = ("*",) if "*" in metrics else tuple(metrics)

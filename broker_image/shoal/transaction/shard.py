@@ -32,7 +32,6 @@ from shoal.transaction.transactions import (
 )
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Callable, Collection, Mapping, Sequence
 
 #: The time after which unconfirmed markers are requested again.
@@ -306,11 +305,11 @@ class TransactionShard:
         states: Collection[str],
         producer_ids: Collection[int],
         duration_ms: int,
-        pattern: re.Pattern[str] | None,
+        matches: Callable[[str], bool],
         now_ms: int,
     ) -> list[Mapping[str, Any]]:
-        """The transactions of a ListTransactions response. An empty filter, or a duration below 0,
-        matches all."""
+        """Return the transactions of a ListTransactions response whose id `matches`. An empty
+        filter, or a duration below 0, selects all."""
         return [
             {
                 "transactional_id": transactional_id,
@@ -321,7 +320,7 @@ class TransactionShard:
             if (not states or found.state.title in states)
             and (not producer_ids or found.producer_id in producer_ids)
             and (duration_ms < 0 or now_ms - found.start_timestamp_ms > duration_ms)
-            and (pattern is None or pattern.fullmatch(transactional_id))
+            and matches(transactional_id)
         ]
 
     # The contract.

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.coordinator.group import patterns
 from shoal.coordinator.group.consumer_group import LEFT_STATIC_MEMBER_EPOCH, Member
 from shoal.coordinator.group.key_range_loads import NO_REPORT, Report
 from shoal.coordinator.group.key_range_loads import check as check_loads
 from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
+from shoal.metadata import patterns
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import KEY_HASH_VERSION
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from shoal.coordinator.group import (
     key_range_assignor,
-    patterns,
     range_assignor,
     uniform_assignor,
 )
@@ -30,6 +29,7 @@ from shoal.coordinator.group.key_range_loads import KeyRangeLoads, Report
 from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
 from shoal.coordinator.group.reconciliation import TargetAssignment
+from shoal.metadata import patterns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
+from shoal.metadata.patterns import InvalidPattern, compile_pattern
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
@@ -21,11 +21,19 @@ STATES = tuple(state.title for state in State)
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
-    text = getattr(body, "transactional_id_pattern", None)
+    text = getattr(body, "transactional_id_pattern", None) or ""
     try:
-        pattern = re.compile(text) if text else None
-    except re.error as error:
-        raise ApiError(ErrorCode.invalid_regular_expression, f"{text}: {error}") from None
+        pattern = compile_pattern(text) if text else None
+    except InvalidPattern as error:
+        raise ApiError(ErrorCode.invalid_regular_expression, f"{text[:40]}: {error}") from None
+    permits = authorization.each(broker, request, ResourceType.TRANSACTIONAL_ID)
+
+    def matches(transactional_id: str) -> bool:
+        # Permissions first: the time of a match must not depend on ids that the user may not see.
+        if not permits(transactional_id):
+            return False
+        return pattern is None or pattern.fullmatch(transactional_id) is not None
+
     shards = broker.transactions.all_shards()
     unknown = [state for state in body.state_filters if state not in STATES]
     found: list[Mapping[str, Any]] = []
@@ -36,12 +44,11 @@ def handle(broker: Broker, request: Request) -> Answer:
                 states=body.state_filters,
                 producer_ids=body.producer_id_filters,
                 duration_ms=getattr(body, "duration_filter", -1),
-                pattern=pattern,
+                matches=matches,
                 now_ms=broker.clock.now_ms(),
             )
-    permits = authorization.each(broker, request, ResourceType.TRANSACTIONAL_ID)
     return {
         "error_code": ErrorCode.none,
         "unknown_state_filters": unknown,
-        "transaction_states": [result for result in found if permits(result["transactional_id"])],
+        "transaction_states": found,
     }
