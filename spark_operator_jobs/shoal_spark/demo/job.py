@@ -11,9 +11,12 @@ import contextlib
 import runpy
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 EVERY_S = 0.1
+#: Counts of which the largest is noted. The demo looks twice a second, and tasks may be shorter.
+RECENT = 5
 
 
 def count_active_tasks() -> int:
@@ -30,19 +33,20 @@ def count_active_tasks() -> int:
 
 
 def note_tasks(note: Path, stopped: threading.Event) -> None:
-    """Write the number of tasks to `note` again and again, and the largest one so far.
+    """Write the number of tasks of the last half second to `note`, and the largest one so far.
 
     Each write replaces the file.
     """
     from py4j.protocol import Py4JError
 
     new, most = note.with_suffix(".new"), 0
+    recent: deque[int] = deque(maxlen=RECENT)
     # A Spark that has ended is the job's own failure, which the job prints.
     with contextlib.suppress(Py4JError, OSError):
         while not stopped.wait(EVERY_S):
-            count = count_active_tasks()
-            most = max(most, count)
-            new.write_text(f"{count} {most}")
+            recent.append(count_active_tasks())
+            most = max(most, *recent)
+            new.write_text(f"{max(recent)} {most}")
             new.replace(note)
 
 
