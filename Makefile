@@ -91,7 +91,7 @@ e2e: venv jars $(call extra,spark plots) cluster ## test on a Kubernetes cluster
 	@$(MAKE) --no-print-directory e2e-nodes
 e2e-nodes: venv $(call extra,spark plots) ## test racks and drains on a Kubernetes cluster of three nodes
 	SHOAL_NODES=3 SHOAL_CLUSTER_INDEX=2 $(PYTEST) -q tests/e2e/test_nodes.py
-demo: prerequisites-demo $(call extra,demo) ## run the image pipeline on this machine, with a live plot; 4 minutes with all downloads
+demo: prerequisites-demo $(call extra,demo) ## run the image pipeline on this machine, with a live plot; 1 to 4 minutes with all downloads
 	$(BIN)/shoal demo $(DEMO)
 demo-kubernetes: prerequisites-demo-kubernetes $(call extra,plots) ## the same on Kubernetes, a cluster included; DEMO=--use-current-context for your own
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
