@@ -14,7 +14,7 @@ import pyarrow.compute
 from shoal.client.batches import CorruptRecords
 from shoal.client.timestamps import DATE_MS_MAX
 from shoal.record.batch import BatchHeader, CorruptBatch, check_crc
-from shoal.record.records import header_text, headers_of, records_body, spans
+from shoal.record.records import header_text, headers_of, records_body, spans, wrap_int64
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -211,11 +211,13 @@ class Columns:
 def timestamps(timestamps_ms: list[int]) -> pa.Array:
     """Return a column of timestamps in UTC, null for those outside the years 1 to 9999.
 
-    Python has no later dates, and microseconds overflow in the year 294247.
+    Python has no later dates, and microseconds overflow in the year 294247. Sums of a batch's
+    timestamp and a record's delta wrap at 64 bits, as they do in the Java client.
     """
     known: Sequence[int | None] = timestamps_ms
     if min(timestamps_ms) < FIRST_MS or max(timestamps_ms) > DATE_MS_MAX:
-        known = [at if FIRST_MS <= at <= DATE_MS_MAX else None for at in timestamps_ms]
+        wrapped = map(wrap_int64, timestamps_ms)
+        known = [at if FIRST_MS <= at <= DATE_MS_MAX else None for at in wrapped]
     return pa.compute.multiply(pa.array(known, pa.int64()), 1000).cast(_TIMESTAMP)
 
 

@@ -103,7 +103,7 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
     # Back within seconds of new lag, by the same application with the same checkpoint.
     work.produce("jobs", MORE, first=RECORDS)
     began, samples = time.monotonic(), Samples()
-    eventually(lambda: samples.reached(work, RECORDS + MORE), timeout_s=120)
+    eventually(lambda: samples.reached(work, RECORDS + MORE), timeout_s=420)
     third, _ = samples.since(PARTITIONS + 1)
     print(f"from zero, the third executor {third - began:.0f} s after the backlog")
     work.wait_status("sharegroup/workers", lag=0)

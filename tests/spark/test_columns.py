@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from accepted_batches import Accepted, batches
-from hypothesis import given, settings
+from accepted_batches import Accepted, batches, build
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shoal.client.batches import CorruptRecords
 from shoal.client.timestamps import DATE_MS_MAX
@@ -118,6 +118,7 @@ def test_a_value_that_passes_its_record_is_refused() -> None:
 
 @settings(max_examples=40)
 @given(batches)
+@example(build([(2**63 - 1, None, b"far", []), (-2, None, b"behind it by 64 bits", [])], "none"))
 def test_accepted_batches_become_rows(batch: Accepted) -> None:
     """Header keys are text, and timestamps outside the years 1 to 9999 are null."""
     columns = Columns("t", 0, with_headers=True)
