@@ -14,9 +14,9 @@ import threading
 from collections import deque
 from pathlib import Path
 
-EVERY_S = 0.1
+EVERY_S = 0.02
 #: Counts of which the largest is noted. The demo looks twice a second, and tasks may be shorter.
-RECENT = 5
+RECENT = 25
 
 
 def count_active_tasks() -> int:

@@ -86,7 +86,10 @@ def picture(watch: Watch, path: Path) -> None:
     )
     upper.plot(at, watch.series("backlog"), label="backlog", color=RED)
     upper.plot(at, watch.series("results"), label="results", color=GREEN)
-    upper.plot(at, watch.series("dead_letters"), label="dead letters", color=PURPLE)
+    # On a scale of their own, as they are a hundredth of the results.
+    right = upper.twinx()
+    right.plot(at, watch.series("dead_letters"), label="dead letters (right)", color=PURPLE)
+    right.set_ylabel("dead letters", color=PURPLE)
     upper.set_title("Every task leaves the queue once, by a result or as a dead letter")
     upper.set_ylabel("records")
     middle.step(at, watch.series("workers"), where="post", label=watch.workers, color=BLUE)
@@ -100,13 +103,16 @@ def picture(watch: Watch, path: Path) -> None:
     lower.set_title(f"Throughput, {watch.last.results + watch.last.dead_letters:,} tasks in all")
     lower.set_ylabel("a second")
     lower.set_xlabel("seconds")
-    for axes in (upper, middle, lower):
-        axes.set_ylim(bottom=0)
+    for axes in (upper, right, middle, lower):
         axes.set_xlim(left=0)
+        # The legend has the upper part to itself.
+        axes.set_ylim(0, 1.25 * max(1.0, axes.get_ylim()[1]))
+    for axes in (upper, middle, lower):
         axes.grid(alpha=0.25)
         axes.title.set_fontsize(10)
-    for axes in (upper, middle):
-        axes.legend(loc="center left", frameon=False)
+    lines = [*upper.get_lines(), *right.get_lines()]
+    upper.legend(handles=lines, loc="upper center", ncols=3, frameon=False)
+    middle.legend(loc="upper center", ncols=3, frameon=False)
     if watch.verdict:
         figure.suptitle(watch.verdict.replace(". ", ".\n", 1), fontsize=9)
     figure.tight_layout()
