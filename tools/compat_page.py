@@ -122,6 +122,14 @@ After a change of leader, the first batch that breaks a producer's sequence gets
 `NOT_LEADER_OR_FOLLOWER` once, since the batches before it may still be on their way from the former
 leader ([ADR 139](adr/0139-send-back-a-batch-that-overtook-another.md)).
 
+## Transactions
+
+The coordinator gives the answers of Kafka 4.3.1 to each transaction request in each state, also
+while markers are being written (`tests/compat/test_transaction_states.py` compares both). One
+answer is that of a later release (KAFKA-20785): a producer that commits after the coordinator has
+aborted its transaction, because `transaction.timeout.ms` has passed, gets `PRODUCER_FENCED`. Kafka
+4.3.1 answers `INVALID_TXN_STATE`, which ends a thread of Kafka Streams.
+
 ## Limit on records in flight
 
 Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acquire modes. Shoal
