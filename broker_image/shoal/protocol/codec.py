@@ -257,7 +257,9 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
     try:
         if api_key in _PLAIN_TIMES:
             struct = struct_of(entity(api_key, version, kind))
-            return _as_attributes(compiler.reader(struct)(memoryview(buf), at)[0])
+            body, _ = compiler.reader(struct)(memoryview(buf), at)
+            _check_nulls(struct, body)
+            return _as_attributes(body)
         try:
             return _reader(api_key, version, kind is EntityType.request)(buf, at)[0]
         except KeyError:  # kio does not have the tag
