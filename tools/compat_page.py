@@ -148,6 +148,11 @@ listener. Shoal answers `CLUSTER_AUTHORIZATION_FAILED`.
 
 In Kafka, removing a SCRAM credential only refuses new logins. Shoal also closes the connections of
 the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
+
+## What only Shoal refuses
+
+* CreateDelegationToken for an owner of another type than `User` gets `INVALID_PRINCIPAL_TYPE`. In
+  Kafka, whoever may create tokens for others may become a principal of any type.
 """
 
 

@@ -93,7 +93,7 @@ def test_mutated_requests(key: int, seed: int) -> None:
 
 
 def with_a_null(struct: Struct) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield bodies with a null string, or null bytes, where the layout has none, and which it is."""
+    """Yield bodies with one null string, or null bytes, where the layout has none; and its name."""
     plain = {field.name: field.default for field in struct.fields if field.tag is None}
     for field in struct.fields:
         if isinstance(field.type, Struct) and field.tag is None:
@@ -107,14 +107,14 @@ def with_a_null(struct: Struct) -> Iterator[tuple[str, dict[str, object]]]:
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
 def test_a_null_where_there_is_none_is_refused(key: int) -> None:
     """So no handler meets one: an HMAC of None was a traceback in the log."""
+    accepted = []
     for version in HANDLERS[key].versions:
-        for name, body in with_a_null(codec.struct_of(codec.entity(key, version, REQUEST))):
-            frame = frames.request_head(key, version, 1, "c") + codec.write_request(
-                key, version, body
-            )
-            with pytest.raises(WireError):
-                read(key, bytearray(frame))
-                pytest.fail(f"v{version}: {name} is null")
+        for name, fields in with_a_null(codec.struct_of(codec.entity(key, version, REQUEST))):
+            body = codec.write_request(key, version, fields)
+            with contextlib.suppress(WireError):
+                read(key, bytearray(frames.request_head(key, version, 1, "c") + body))
+                accepted.append((version, name))
+    assert accepted == []
 
 
 @settings(max_examples=300, deadline=None)
