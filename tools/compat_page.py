@@ -153,6 +153,9 @@ the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
 
 * CreateDelegationToken for an owner of another type than `User` gets `INVALID_PRINCIPAL_TYPE`. In
   Kafka, whoever may create tokens for others may become a principal of any type.
+* `errors.deadletterqueue.topic.name` of a group needs `WRITE` on the topic by whoever sets it, as
+  the brokers write there what the group's members reject. Headers `__dlq.errors.*` that a record
+  brings itself are not copied to the dead-letter topic.
 """
 
 

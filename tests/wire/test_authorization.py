@@ -370,6 +370,29 @@ def test_regular_expressions_match_what_the_member_may_describe(
     eventually(lambda: assigned() == {"re-2"}, what="the end of the entry")
 
 
+# What the cluster does for a client
+
+
+@pytest.mark.parametrize("api", [ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS])
+def test_a_groups_dead_letter_topic_needs_write(guest: Guest, api: ApiKey) -> None:
+    """The brokers write there. An administrator of a group filled another team's topic by them."""
+    guest.may(Operation.ALTER_CONFIGS, GROUP, "dlq-group")
+
+    def alter(topic: str) -> tuple[int, str | None]:
+        name = "errors.deadletterqueue.topic.name"
+        config = {"name": name, "value": topic, "config_operation": 0}
+        resource = {"resource_type": 32, "resource_name": "dlq-group", "configs": [config]}
+        (row,) = guest.client.call(api, 1, {"resources": [resource]}).responses
+        return row.error_code, row.error_message
+
+    said = "The dead-letter topic dlq.theirs needs WRITE by whoever sets it."
+    assert alter("dlq.theirs") == (ErrorCode.topic_authorization_failed, said)
+    acl = guest.may(WRITE, TOPIC, "dlq.theirs")
+    assert alter("dlq.theirs")[0] == ErrorCode.none
+    guest.may_not(acl)
+    assert alter("")[0] == ErrorCode.none
+
+
 # Cached answers
 
 

@@ -90,7 +90,11 @@ def dead_letter_records(
     source: Source, ranges: Iterable[DeadLetterRange], found: Mapping[int, Record], *, now_ms: int
 ) -> Iterator[NewRecord]:
     """Yield the dead letters of some offsets. Without a `found` record, a dead letter has headers
-    only."""
+    only.
+
+    The record's own headers of these names are left out: whoever wrote it could tell of another
+    topic or group by them.
+    """
     for one in ranges:
         for offset in range(one.first, one.last + 1):
             headers = _headers(source, one, offset, now_ms)
@@ -98,7 +102,8 @@ def dead_letter_records(
             if record is None:
                 yield now_ms, None, None, headers
             else:
-                yield record.timestamp_ms, record.key, record.value, [*record.headers, *headers]
+                kept = [(name, v) for name, v in record.headers if not name.startswith(PREFIX)]
+                yield record.timestamp_ms, record.key, record.value, [*kept, *headers]
 
 
 def _headers(

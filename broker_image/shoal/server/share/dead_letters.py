@@ -60,7 +60,8 @@ BATCH_RECORDS_MAX = 2000
 READ_BYTES = 1 << 20
 RETRY_MS, RETRY_MS_MAX = 500, 30_000
 COMMIT_TIMEOUT_MS = 30_000
-_TOPIC_NAME = "errors.deadletterqueue.topic.name"
+#: The config of a group that names the topic of its dead letters.
+TOPIC_NAME = "errors.deadletterqueue.topic.name"
 _COPY = "errors.deadletterqueue.copy.record.enable"
 _DROP_AFTER = "shoal.errors.deadletterqueue.drop.after.ms"
 _PREFIX = "errors.deadletterqueue.topic.name.prefix"
@@ -194,10 +195,10 @@ class DeadLetters:
         if self._busy or self._timer is not None or not self.queue:
             return
         config = self._services.cache.image.group_config(self._leader.key.group_id)
-        if not config[_TOPIC_NAME]:
+        if not config[TOPIC_NAME]:
             self._drop(self.queue, "the group has no dead-letter topic any more")
             return
-        target = self._target(config[_TOPIC_NAME])
+        target = self._target(config[TOPIC_NAME])
         if isinstance(target, DeadLetterFailure):
             self._failed(target)
         elif target is not None:
