@@ -168,7 +168,10 @@ def test_a_redrive_has_its_users_rights(shoal_as: Callable[..., Shoal], secured:
         for one in names:
             admin.run("acls", "add", "-p", user, "--operation", operation, kind, one)
     said = shoal_as(user, "OAUTHBEARER").refusal("dlq", "redrive", letters)
-    assert f"rejected 2 records. Last error: topic 'victim-{name}' (TOPIC_AUTHORIZATION_FAILED)" in said
+    assert (
+        f"rejected 2 records. Last error: topic 'victim-{name}' (TOPIC_AUTHORIZATION_FAILED)"
+        in said
+    )
     for topic, found in ((name, "a\n"), (f"victim-{name}", "")):
         assert admin.says("consume", topic, "--from-beginning", "-e") == found
 

@@ -85,6 +85,8 @@ STALLED = (
     "ListenerNotAllowed",
     "UserClaimed",
     "UserOfOtherCluster",
+    "UserRequired",
+    "UserWithoutCredentials",
     "SecretNotOwned",
     "NotAuthorized",
     "PartitionsNeverShrink",

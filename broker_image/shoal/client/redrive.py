@@ -86,7 +86,7 @@ class Redriven:
     """The counts of a redrive so far; of a dry run, the letters that it would send.
 
     `looked_at` counts the records read from the dead-letter topic, `not_dead_letters` those that
-    are none, where `doubt` says why the last one that looks like a letter does not count.
+    are none, of which `doubted` look like letters; `doubt` says why the last one does not count.
     `filtered` counts letters that the filter excluded, and `redriven_before` letters redriven
     earlier. `records_missing` counts letters whose record no longer exists, `topics_missing` those
     whose topic does not exist, and `refused` those that a broker rejected, with the last reason.
@@ -97,6 +97,7 @@ class Redriven:
     sent: Counter[Kind] = field(default_factory=Counter)
     looked_at: int = 0
     not_dead_letters: int = 0
+    doubted: int = 0
     doubt: str = ""
     filtered: int = 0
     redriven_before: int = 0
@@ -285,7 +286,9 @@ class Redrive:
         await self._ask({letter.group for _, letter in found if letter is not None})
         for record, letter in found:
             doubt = "" if letter is None else self._doubts[letter.group]
-            self.result.doubt = doubt or self.result.doubt
+            if doubt:
+                self.result.doubted += 1
+                self.result.doubt = doubt
             yield record, None if doubt else letter
 
     async def _ask(self, groups: Collection[str]) -> None:
