@@ -156,6 +156,11 @@ the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
 * `errors.deadletterqueue.topic.name` of a group needs `WRITE` on the topic by whoever sets it, as
   the brokers write there what the group's members reject. Headers `__dlq.errors.*` that a record
   brings itself are not copied to the dead-letter topic.
+* A member of a share group, and its share session, belong to the principal that joined. To another
+  principal there is no such member (`UNKNOWN_MEMBER_ID`) and no such session
+  (`SHARE_SESSION_NOT_FOUND`).
+* The client id `__admin_client` lets brokers and super users write to internal topics. In Kafka, it
+  lets everybody with `WRITE` on the topic.
 """
 
 

@@ -373,6 +373,22 @@ def test_regular_expressions_match_what_the_member_may_describe(
 # What the cluster does for a client
 
 
+def test_the_client_id_of_kafkas_tools_is_no_right(
+    guest: Guest, shared_broker: ShoalProcess
+) -> None:
+    """Kafka lets every client with that id write to internal topics where it has WRITE."""
+    for topic in ("__consumer_offsets", "__share_group_state"):
+        guest.may(WRITE, TOPIC, topic)
+    guest.may(READ, GROUP, "of-tools")
+    guest.client.call(ApiKey.FIND_COORDINATOR, 4, {"coordinator_keys": ["of-tools"]})
+    with WireClient(shared_broker.bootstrap, client_id="__admin_client", source=guest.host) as tool:
+        produced = tool.produce("__consumer_offsets", b"v")
+        assert produced.error_code == ErrorCode.invalid_topic_exception
+        guest.may(Operation.CLUSTER_ACTION, CLUSTER)
+        # Allowed: the batch reaches the log, which refuses a record without a key.
+        assert tool.produce("__consumer_offsets", b"v").error_code == ErrorCode.invalid_record
+
+
 @pytest.mark.parametrize("api", [ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS])
 def test_a_groups_dead_letter_topic_needs_write(guest: Guest, api: ApiKey) -> None:
     """The brokers write there. An administrator of a group filled another team's topic by them."""
