@@ -290,8 +290,11 @@ class OpenIdLogin:
         given = claims.get("nonce")
         if not isinstance(given, str) or not hmac.compare_digest(_bytes(given), _bytes(nonce)):
             raise Refused("the ID token belongs to another login")
-        if settings.user_claim == "email" and claims.get("email_verified") is False:
-            raise Refused("the provider has not verified the email address")
+        if settings.user_claim == "email" and claims.get("email_verified") is not True:
+            # Some providers let users choose any address, and say nothing about it.
+            raise Refused(
+                "the ID token does not say that the email address is verified (email_verified)"
+            )
         rules = JwtRules(
             audiences=(settings.client_id,),
             clock_skew_s=SKEW_S,
