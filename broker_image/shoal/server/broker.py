@@ -542,6 +542,7 @@ class Broker:
         else:
             self.directory.unlock()
         self.disk.close()
+        self.node.record_worker.close()
 
     def features(self) -> Features:
         """Return the features of this broker and of its cluster."""
