@@ -1,7 +1,7 @@
 """The thread that reads the records of large batches, so that the event loop does not.
 
 A few kilobytes of a compressed batch may expand to many megabytes. One thread does this work for
-all parts of a broker, one call after the other: what a client causes occupies no more than that.
+all parts of a broker, one call after the other, so that a client can occupy only this thread.
 """
 
 from __future__ import annotations

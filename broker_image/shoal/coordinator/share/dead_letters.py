@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from shoal.record.records import NewRecord, Record
 
 PREFIX = "__dlq.errors."
+#: The assumed size of a header beside its content, and the headers of a record that a dead letter
+#: copies: writing them takes some milliseconds.
+HEADER_BYTES, HEADERS_MAX = 16, 10_000
 
 
 class DeadLetterFailure(NamedTuple):
@@ -81,8 +84,10 @@ def readable(ranges: Iterable[DeadLetterRange]) -> list[int]:
 
 
 def size_bytes(record: Record) -> int:
-    """Return about the size of a record in its dead letter."""
+    """Return about the size of a record in its dead letter. A header without content counts as the
+    work that it is."""
     size = len(record.key or b"") + len(record.value or b"")
+    size += HEADER_BYTES * len(record.headers)
     return size + sum(len(name) + len(value or b"") for name, value in record.headers)
 
 

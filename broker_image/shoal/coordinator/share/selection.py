@@ -277,7 +277,7 @@ class Selection:
 
     @property
     def must_pause(self) -> bool:
-        """Whether the scan has to go on in a later turn of the event loop."""
+        """Whether the scan must continue in a later turn of the event loop."""
         return self._scanner.must_pause
 
     @property
