@@ -8,6 +8,7 @@ checkpoints for recovery points, log start offsets, high watermarks and cleaned 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -21,7 +22,7 @@ from shoal.log.checkpoints import (
     write_partition_metadata,
     write_properties,
 )
-from shoal.log.errors import DirectoryInUse
+from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.log.log import Log
 from shoal.log.uuids import uuid_from_text, uuid_text
 
@@ -53,7 +54,6 @@ class LogDirectory:
         self.storage = storage
         self.path = path
         self.logs: dict[Partition, Log] = {}
-        self.topic_ids: dict[Partition, UUID] = {}
         #: Whether the last shutdown was clean.
         self.clean = False
         #: The broker epoch before that shutdown; -1 if it is unknown or the shutdown was not clean.
@@ -67,9 +67,10 @@ class LogDirectory:
         self.high_watermarks: dict[Partition, int] = {}
         self._lock: File | None = None
         self._recovery_points: dict[Partition, int] = {}
-        #: The recovery points in the checkpoint file.
-        self._checkpointed: dict[Partition, int] = {}
         self._log_starts: dict[Partition, int] = {}
+        #: The recovery points and the log start offsets in the checkpoint files.
+        self._checkpointed: dict[Partition, int] = {}
+        self._checkpointed_starts: dict[Partition, int] = {}
         self._cleaned: dict[Partition, int] = {}
         self._deleted = 0
 
@@ -117,6 +118,7 @@ class LogDirectory:
         self._recovery_points = read_offsets(self.storage, self._file(RECOVERY_POINTS))
         self._checkpointed = dict(self._recovery_points)
         self._log_starts = read_offsets(self.storage, self._file(LOG_STARTS))
+        self._checkpointed_starts = dict(self._log_starts)
         self.high_watermarks = read_offsets(self.storage, self._file(HIGH_WATERMARKS))
         self._cleaned = read_offsets(self.storage, self._file(CLEANED_OFFSETS))
 
@@ -182,9 +184,13 @@ class LogDirectory:
             return self.logs[partition]
         directory = self._file(f"{topic}-{index}")
         fresh = not self.storage.exists(directory)
-        if fresh and self._checkpointed.get(partition):
-            # The recovery point of a deleted log of the same name must not apply to this one.
-            self._write_recovery_points()
+        if fresh:
+            self._forget_deleted(partition)
+        known = self._topic_id_in(directory)
+        if topic_id is not None and known not in (None, topic_id):
+            raise CorruptLog(
+                f"{directory} has records of another topic, with id {uuid_text(known)}"
+            )
         log = Log.open(
             self.storage,
             directory,
@@ -195,35 +201,52 @@ class LogDirectory:
             log_start_offset=self._log_starts.get(partition, 0),
             cleaned_to=self._cleaned.get(partition, 0),
         )
-        if topic_id is not None and fresh:
+        if topic_id is not None and known is None:
             # The first sync of records makes it durable, so that many partitions are created fast.
             metadata = f"{directory}/{PARTITION_METADATA}"
             write_partition_metadata(self.storage, metadata, uuid_text(topic_id))
             log.owed_paths.append(metadata)
             log.owed_names.append(self.path)
         self.logs[partition] = log
-        if topic_id is not None:
-            self.topic_ids[partition] = topic_id
         return log
+
+    @property
+    def _checkpoints(self) -> tuple[dict[Partition, int], ...]:
+        return self._recovery_points, self._log_starts, self.high_watermarks, self._cleaned
+
+    def _topic_id_in(self, directory: str) -> UUID | None:
+        """Return the topic id of a log's directory, None if it is not known."""
+        found = read_partition_metadata(self.storage, f"{directory}/{PARTITION_METADATA}")
+        return uuid_from_text(found) if found else None
+
+    def _forget_deleted(self, partition: Partition) -> None:
+        """Remove a deleted log of this name from the checkpoint files. What they say of it must not
+        apply to the next one, even after a crash. Raises `OSError`."""
+        if self._checkpointed.get(partition):
+            self._write_recovery_points()
+        if self._checkpointed_starts.get(partition) and partition not in self._log_starts:
+            self._write_log_starts()
 
     def delete_log(self, topic: str, index: int) -> str | None:
         """Take a partition's log out of service. Return the path that `purge` removes after
-        file.delete.delay.ms, or None if there is no such log. Raises `OSError`."""
+        file.delete.delay.ms, or None if there is no such log. Raises `OSError`; then the directory
+        is there still."""
         partition = (topic, index)
-        log = self.logs.pop(partition, None)
-        self.topic_ids.pop(partition, None)
-        for known in (self._recovery_points, self.high_watermarks, self._cleaned):
-            known.pop(partition, None)
-        if self._log_starts.pop(partition, 0):
-            # Before the files go: a log of the same name must not start there, even after a crash.
-            self._write_log_starts()
         directory = self._file(f"{topic}-{index}")
-        if log is None and not self.storage.exists(directory):
-            return None
+        log = self.logs.pop(partition, None)
         if log is not None:
             log.offline = True
             for segment in log.segments:
                 segment.release()
+        for known in self._checkpoints:
+            known.pop(partition, None)
+        if not self.storage.exists(directory):
+            return None
+        # Before the files go: a log of the same name must not start there, even after a crash. A
+        # full disk refuses this, and must not keep what would make room: `open_log` repeats it.
+        with contextlib.suppress(OSError):
+            if self._checkpointed_starts.get(partition):
+                self._write_log_starts()
         while self.storage.exists(staged := self._staged(topic, index)):
             self._deleted += 1
         self.storage.rename(directory, staged)
@@ -269,6 +292,7 @@ class LogDirectory:
     def _write_log_starts(self) -> None:
         starts = {p: at for p, at in self._log_starts.items() if at > 0}
         write_offsets(self.storage, self._file(LOG_STARTS), starts)
+        self._checkpointed_starts = starts
 
     def close(self) -> None:
         """Close all logs, and mark the shutdown as clean unless a log failed. Raises `OSError` if

@@ -40,7 +40,7 @@ from shoal.server.config import METRICS
 from shoal.server.coordinators.groups import GroupService
 from shoal.server.coordinators.streams_topics import StreamsTopics
 from shoal.server.coordinators.transactions import TransactionService
-from shoal.server.metadata_cache import MetadataCache
+from shoal.server.metadata_cache import RETRY_MS, MetadataCache
 from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import controller as controller_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
@@ -116,7 +116,7 @@ class Broker:
         self.timers = node.timers
         self.disk = node.disk
         self.table: Mapping[int, Api] = apis.table
-        self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
+        self.metadata_cache = MetadataCache(Scope(self.node_id, config.given), node.log)
         self.audit = Audit(node)
         self.access = Access(config, self.metadata_cache, self.audit)
         self.purgatory = Purgatory(loop, self.timers)
@@ -409,12 +409,13 @@ class Broker:
             await self.lifecycle.join()
             self._voter_update.start()
             self._voter_checks.check_auto_join()
-        self.partitions.load(self.image)
+        missed = self.partitions.load(self.image)
         self.quotas.start()
         for throttle in self.throttles.values():
             throttle.start()
         self._opened = True
-        self.metadata_cache.subscribe(self.partitions.apply)
+        self.metadata_cache.subscribe(self.partitions.apply, missed if missed.created else None)
+        self.timers.every(RETRY_MS, self.metadata_cache.retry)
         ineffective_configs.log_alterations(
             self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
         )
@@ -561,8 +562,15 @@ class Broker:
         return None
 
     def not_ready(self) -> str | None:
-        """Return why clients are not served, or None."""
-        return None if self._ready else "the broker is starting or stopping"
+        """Return why clients are not served, or not all of them, or None."""
+        if not self._ready:
+            return "the broker is starting or stopping"
+        return self.disk_trouble()
+
+    def disk_trouble(self) -> str | None:
+        """Return why some writes are refused or some partitions not served, or None."""
+        refusal = self.quorum.failure or self.log_maintenance.write_failure
+        return refusal or self.metadata_cache.not_applied
 
     def out_of_sync(self) -> str | None:
         """Return why no other broker may stop until this one has caught up, or None."""

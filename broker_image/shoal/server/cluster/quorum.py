@@ -128,6 +128,7 @@ class Quorum:
         self.fault: str | None = None
         #: Why the replica cannot write and waits to be opened again; None while it works.
         self.write_failure: str | None = None
+        self._has_logged_failure = False
         self._step_calls: list[Callable[[], None]] = []
         self._log: Log | None = None
         self._store: QuorumStore | None = None
@@ -356,6 +357,9 @@ class Quorum:
         elif self.write_failure is None:
             self.write_failure = f"The metadata log cannot be written: {error}"
             self._loop.call_later(_REOPEN_S, self.recover)
+        if not self._has_logged_failure:
+            self._has_logged_failure = True
+            self._node.log.error("the metadata log failed", error=self.failure)
 
     def recover(self) -> None:
         """Open the replica again after a failed write, if the disk permits."""
@@ -368,6 +372,9 @@ class Quorum:
             self._failed(error)
             return
         self.start()
+        if self.write_failure is None:
+            self._has_logged_failure = False
+            self._node.log.warning("the metadata log can be written again")
 
     def _sync(self) -> None:
         sync = self.store.begin_sync()
