@@ -50,7 +50,7 @@ class Health(NamedTuple):
             found.append(
                 f"{_count(self.failing_disks, 'broker')} short of a working disk: full, failing, or"
                 f" with partitions that cannot be opened ({_some(map(str, self.failing_disks))})."
-                " /readyz and the log of the broker say more."
+                " See /readyz and the log of the broker for more."
             )
         if self.fenced:
             found.append(

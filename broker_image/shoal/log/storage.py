@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class Storage(Protocol):
 
     def replace_file(self, path: str, data: Buffer, *, sync: bool) -> None:
         """Replace a small file atomically: readers see the old or the new contents."""
+
+    def size_bytes(self, path: str) -> int:
+        """Return the size of a file; 0 for a directory. Raises `FileNotFoundError`."""
 
     def modified_ms(self, path: str) -> int:
         """Return the time of the last write, in epoch milliseconds."""
@@ -222,6 +226,10 @@ class DiskStorage:
         os.replace(aside, path)
         if sync:
             self.sync_directory(os.path.dirname(path))
+
+    def size_bytes(self, path: str) -> int:
+        found = os.stat(path)
+        return 0 if stat.S_ISDIR(found.st_mode) else found.st_size
 
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000

@@ -12,10 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
+from shoal.log.errors import CorruptLog
+from shoal.log.segment import LOG
 from shoal.log.uuids import uuid_text
 from shoal.metadata import controller, in_sync
 from shoal.metadata.image import MetadataImage, Scope
-from shoal.metadata.names import INTERNAL_TOPICS
+from shoal.metadata.names import INTERNAL_TOPICS, METADATA_LOG
+from shoal.quorum import snapshots
 from shoal.server import ineffective_configs
 from shoal.server.audit import Audit
 from shoal.server.authorization import CHANGES, Access
@@ -465,7 +468,8 @@ class Broker:
             self.listeners.append(listener)
 
     def _open_directory(self) -> None:
-        """Open the data directory, or format it. Raises `DirectoryInUse`, `CannotJoin`."""
+        """Open the data directory, or format it. Raises `DirectoryInUse`, `CorruptLog`,
+        `CannotJoin`."""
         cluster_id, known = self.cluster.cluster_id, self.directory.identity()
         self._voter_checks.check_listener(formed=known is not None)
         if cluster_id is None and known is None and self.cluster.clustered:
@@ -478,6 +482,28 @@ class Broker:
             node_id=self.node_id,
             directory_id=self.node.random_id(),
             its_cluster=cluster_id is not None,
+            first_log=METADATA_LOG,
+        )
+        self._check_metadata_log()
+
+    def _check_metadata_log(self) -> None:
+        """Refuse to begin a new cluster in a directory that belongs to one. Raises `CorruptLog`."""
+        directory = self.directory
+        if directory.is_new or not self.cluster.is_controller:
+            return
+        path = f"{directory.path}/{METADATA_LOG}"
+        begins = directory.storage.exists(path) or self._first_users.has_file
+        if directory.has_data(METADATA_LOG, LOG, snapshots.SUFFIX):
+            return
+        topics = [name for name in directory.logs_with_data() if name != METADATA_LOG]
+        if begins and not topics:
+            return
+        has = f"logs of topics ({topics[0]})" if topics else "meta.properties"
+        raise CorruptLog(
+            f"{directory.path} has {has}, but no metadata log in {path}, so this node would begin a"
+            " new cluster that knows none of its topics. Restore that directory from a snapshot of"
+            " the volume. If other controllers have the metadata, and other brokers the records of"
+            " this node, start it with an empty data directory instead. Nothing was changed."
         )
 
     def _new_id(self) -> str:

@@ -60,10 +60,13 @@ class LogMaintenance:
         #: Why the disk refuses writes, as on a full disk; None while it accepts them.
         self.write_failure: str | None = None
         self._probing = False
+        #: The number of logs that the metadata does not know.
+        self.stray_logs = 0
 
     def start(self) -> None:
         """Start the tasks. The node's timers stop them."""
         every, config = self._node.timers.every, self._node.config
+        self._remove_strays(self._node.clock.now_ms())
         every(SYNC_CHECK_MS, self._sync_due)
         if self.size_max_bytes < _NO_LIMIT:
             every(SIZE_CHECK_MS, self._measure)
@@ -159,6 +162,7 @@ class LogMaintenance:
 
     def _retention(self) -> None:
         now_ms = self._node.clock.now_ms()
+        self._remove_strays(now_ms)
         for partition in list(self._partitions):
             log = partition.log
             if log.offline:
@@ -180,6 +184,17 @@ class LogMaintenance:
         for segment in segments:
             remove = partial(self._node.disk.remove, segment.remove)
             self._node.timers.at(at_ms, remove)
+
+    def _remove_strays(self, now_ms: int) -> None:
+        """Count the logs that the metadata does not know, and remove those that it did not know
+        shoal.log.stray.retention.ms ago."""
+        self.stray_logs = len(self._directory.strays())
+        kept_ms = self._node.config["shoal.log.stray.retention.ms"]
+        if kept_ms < 0 or not self.stray_logs:
+            return
+        for path in self._directory.strays(now_ms - kept_ms):
+            self._node.log.warning("a log that the metadata does not know is removed", path=path)
+            self._node.disk.remove(partial(self._directory.purge, path))
 
     def _expire_producers(self) -> None:
         now_ms = self._node.clock.now_ms()

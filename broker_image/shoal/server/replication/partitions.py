@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _DISK = (OSError, CorruptLog, CorruptBatch)
 #: The metadata log lies among the topics' logs, but the image does not contain it.
 _OWN_TOPICS = ("__cluster_metadata",)
+#: The most directories that a line of the log names.
+_NAMED_MAX = 10
 
 
 class IsrController(Protocol):
@@ -104,19 +106,30 @@ class Partitions:
         return MetadataDelta(created=tuple(image.topics_by_id[id] for id in sorted(failed)))
 
     def _set_aside(self, image: MetadataImage) -> None:
-        """Rename the directories of partitions that the image does not place here."""
+        """Rename the directories of partitions that the image does not place here. They are kept:
+        their topics may have been deleted while this broker was down, or the metadata be lost."""
+        renamed = []
         for (name, index), topic_id in list(self._directory.found()):
-            topic = image.topics.get(name)
-            if name in _OWN_TOPICS:
-                continue
-            placed = topic is not None and index < len(topic.partitions)
-            if (
-                topic is None
-                or not placed
-                or topic_id not in (None, topic.topic_id)
-                or self._node.id not in topic.partitions[index].replicas
-            ):
-                self._delete_files(name, index)
+            if name not in _OWN_TOPICS and not self._is_placed(name, index, topic_id, image):
+                now_ms = self._node.clock.now_ms()
+                renamed.append(self._directory.set_aside(name, index, now_ms))
+        if renamed:
+            self._node.log.warning(
+                "logs that the metadata does not know were renamed to -stray and are kept: remove"
+                " them if nobody needs their records",
+                count=len(renamed),
+                directories=renamed[:_NAMED_MAX],
+            )
+
+    def _is_placed(
+        self, name: str, index: int, topic_id: UUID | None, image: MetadataImage
+    ) -> bool:
+        """Whether the image has that partition, with a replica on this broker."""
+        topic = image.topics.get(name)
+        if topic is None or index >= len(topic.partitions):
+            return False
+        is_its_topic = topic_id in (None, topic.topic_id)
+        return is_its_topic and self._node.id in topic.partitions[index].replicas
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Apply one change of the image, as far as the disk permits. Raises `NotApplied` for the
