@@ -413,14 +413,19 @@ class Operator:
 
     async def _report_orphans(self, wanted: list[str]) -> float | None:
         """Write the status of ShareConsumers whose ShareGroup does not exist."""
-        statuses = Statuses(self._kube, self.store)
+        statuses, refused = Statuses(self._kube, self.store), None
         for full_name in wanted:
             consumer = self.store.get("ShareConsumer", *full_name.split("/"))
             if consumer is None or self._cluster_of(consumer):
                 continue
             group = consumer["spec"]["shareGroup"]
             text = f"ShareGroup {group!r} does not exist in this namespace."
-            await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
+            try:
+                await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
+            except KubeError as error:
+                refused = error
+        if refused is not None:
+            raise refused
         return None
 
     # -- the loops of a cluster

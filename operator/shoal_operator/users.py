@@ -16,7 +16,7 @@ import structlog
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import certificates, revoked_users
+from shoal_operator import certificates, failures, revoked_users
 from shoal_operator.batch_reconciler import (
     BatchReconciler,
     Outcome,
@@ -83,13 +83,13 @@ class Users(BatchReconciler):
         principal."""
         if self._is_external():
             return {}
-        failures = await self._change_acls({principal: set() for principal in wanted})
-        failures |= await self._change_quotas({principal: {} for principal in wanted})
+        errors = await self._change_acls({principal: set() for principal in wanted})
+        errors |= await self._change_quotas({principal: {} for principal in wanted})
         scram = [p.removeprefix("User:") for p in wanted if not p.startswith("User:CN=")]
         found = await self._brokers.users.with_passwords(scram)
-        errors = await self._brokers.users.delete_passwords([u for u in scram if u in found])
-        failures |= {f"User:{user}": error for user, error in errors.items()}
-        return failures | await self._revoke(wanted)
+        kept = await self._brokers.users.delete_passwords([u for u in scram if u in found])
+        errors |= {f"User:{user}": error for user, error in kept.items()}
+        return errors | await self._revoke(wanted)
 
     async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
         """Bring Secrets, credentials, permissions and quotas to the specs. Raises `ClientError`."""
@@ -106,13 +106,16 @@ class Users(BatchReconciler):
                 ready[model.principal(user)] = user
             except Refused as error:
                 refused[model.principal(user)] = error.verdict
-        failures = await self._change_acls({p: model.acls(u) for p, u in ready.items()})
-        failures |= await self._set_passwords(list(ready.values()), failures)
-        failures |= await self._change_quotas({p: model.quotas(u) for p, u in ready.items()})
+            except Exception as error:
+                refused[model.principal(user)] = failures.report(KIND, user, error)
+        # Permissions do not wait for the Secret: those that were taken away must end.
+        errors = await self._change_acls({model.principal(u): model.acls(u) for u in owned})
+        errors |= await self._set_passwords(list(ready.values()), errors)
+        errors |= await self._change_quotas({model.principal(u): model.quotas(u) for u in owned})
         outcomes = []
         for user in owned:
             who = model.principal(user)
-            verdict = refused.get(who) or _verdict(failures.get(who))
+            verdict = refused.get(who) or _verdict(errors.get(who))
             fields: dict[str, Any] = {"principal": who}
             if who in ready:
                 fields["secret"] = user["metadata"]["name"]
@@ -217,13 +220,13 @@ class Users(BatchReconciler):
     # Passwords.
 
     async def _set_passwords(
-        self, users: Sequence[Manifest], failures: Mapping[str, KafkaError]
+        self, users: Sequence[Manifest], failed: Mapping[str, KafkaError]
     ) -> dict[str, KafkaError]:
         """Store the passwords that the brokers do not have; return the errors by principal."""
         scram = [
             u
             for u in users
-            if model.authentication(u) == model.SCRAM and model.principal(u) not in failures
+            if model.authentication(u) == model.SCRAM and model.principal(u) not in failed
         ]
         known = await self._brokers.users.with_passwords([model.username(u) for u in scram])
         stale = {}

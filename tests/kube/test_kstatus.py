@@ -66,10 +66,13 @@ AT_WORK = (
     "LoginFailed",
     "UserSecretNotFound",
     "ScaleTargetNotFound",
+    "ShareGroupNotReady",
     "Restoring",
     "RestoreWaits",
 )
 STALLED = (
+    "Defect",
+    "RequestRefused",
     "RestoreRefused",
     "NoMajority",
     "NodePoolNotAllowed",
