@@ -120,8 +120,7 @@ class ApiServer(Kube):
             return self._discover(path.removeprefix("/apis/"))
         kind, *more = _parts(path)
         self._check(kind, more[0] if more else "")
-        if verb not in ("get", "list"):
-            self._refuse(kind, more, body)
+        self._refuse(verb, kind, more, body)
         if verb == "list":
             return self._list(kind, (params or {}).get("labelSelector", ""))
         if more[-1:] == ["scale"]:
@@ -152,10 +151,12 @@ class ApiServer(Kube):
         if message := self.denied.get((kind, name)):
             raise KubeError(403, message)
 
-    def _refuse(self, kind: str, more: list[str], body: Any) -> None:
+    def _refuse(self, verb: str, kind: str, more: list[str], body: Any) -> None:
         """Refuse a change of an object itself, not of its status."""
+        if verb in ("get", "list") or more[-1:] == ["status"]:
+            return
         name = more[0] if more else body["metadata"].get("name", "")
-        if more[-1:] != ["status"] and (error := self.refused.get((kind, name))):
+        if error := self.refused.get((kind, name)):
             raise error
 
     def _discover(self, api_version: str) -> Manifest:
