@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator import __version__, diagnostics, pods, roller
+from shoal_operator import __version__, diagnostics, maintenance_windows, pods, roller
 from shoal_operator.conditions import Verdict, ready_reason
-from shoal_operator.maintenance_windows import is_open
 from shoal_operator.model import (
     broker_config,
     listeners,
@@ -75,6 +74,8 @@ def refusal(
             "spec.restoreFrom needs spec.tieredStorage, which names the bucket. The cluster "
             "continues there.",
         )
+    if problem := maintenance_windows.problem(spec.get("maintenanceWindows", [])):
+        return Verdict.refused("ScheduleNotValid", problem)
     if found := reserved_fields.first(cluster):
         where, why = found
         return Verdict.refused("TemplateNotAllowed", f"{where} is not allowed: {why}")
@@ -142,15 +143,21 @@ def _refused_security(cluster: Manifest) -> Verdict | None:
 
 def _taken(cluster: Manifest) -> str:
     """Return the name or port that the brokers' own listener has too, and the remedy; or empty."""
+    given = security.given_listeners(cluster)
+    metrics_port = cluster["spec"]["metrics"]["port"]
+    for at, listener in enumerate(given):
+        if listener["port"] == metrics_port:
+            return (
+                f"spec.listeners[{at}].port is {metrics_port}, which is spec.metrics.port. Choose "
+                "another port."
+            )
     if not security.has_internal_tls(cluster):
         return ""
-    given = security.given_listeners(cluster)
     if security.REPLICATION in [n["name"] for n in given]:
         return (
             f"A listener cannot have the name {security.REPLICATION!r}: the brokers' own listener "
             "has it. Choose another name."
         )
-    metrics_port = cluster["spec"]["metrics"]["port"]
     wanted = {f"spec.listeners[{at}].port": n["port"] for at, n in enumerate(given)}
     used = {**wanted, "spec.metrics.port": metrics_port}
     for path, port in used.items():
@@ -256,7 +263,9 @@ def next_step(
         state.controller_id if state else -1,
         quorum=state.quorum if state else None,
         loses_disks=loses_disks(seen.cluster),
-        window_open=is_open(seen.cluster["spec"].get("maintenanceWindows", []), now),
+        window_open=maintenance_windows.is_open(
+            seen.cluster["spec"].get("maintenanceWindows", []), now
+        ),
     )
 
 
