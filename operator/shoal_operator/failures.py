@@ -14,7 +14,7 @@ from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import metrics
 from shoal_operator.conditions import Verdict
-from shoal_operator.kube import KubeError
+from shoal_operator.kube import KubeError, NotOwned
 
 if TYPE_CHECKING:
     from shoal_operator.model.names import Manifest
@@ -47,6 +47,8 @@ def report(kind: str, resource: Manifest, error: Exception) -> Verdict:
 
 def judge(error: Exception) -> Verdict:
     """Return the verdict on a resource at which the operator failed with this error."""
+    if isinstance(error, NotOwned):
+        return Verdict.refused("ObjectNotOwned", f"{error}")
     if isinstance(error, KubeError):
         if error.status in _INVALID:
             return Verdict.refused("ApplyFailed", f"{error}. Change the spec.")

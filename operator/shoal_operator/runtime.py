@@ -50,7 +50,7 @@ LOAD_RETRY_SECONDS = 2.0
 
 #: The fields that `/scale` returns for a ShareConsumer, where they are known.
 SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
-_MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
+_MANAGED = {names.MANAGED_BY: names.FIELD_MANAGER}
 CUSTOM = (
     "QueueCluster",
     "QueueTopic",

@@ -73,6 +73,7 @@ AT_WORK = (
 STALLED = (
     "Defect",
     "RequestRefused",
+    "ObjectNotOwned",
     "RestoreRefused",
     "NoMajority",
     "NodePoolNotAllowed",
