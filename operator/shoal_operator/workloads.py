@@ -155,6 +155,11 @@ class Workloads:
     async def _apply_manifest(self, want: Manifest) -> Manifest:
         want, meta = marked(want), want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
+        if have is not None and have.get("roleRef") != want.get("roleRef"):
+            # Another release of the chart has made it, and the reference cannot change.
+            await self._kube.delete(have)
+            self._store.drop(have)
+            have = None
         if have is None or has_drifted(want, have):
             have = await self._kube.apply(want)
             self._store.put(have)

@@ -135,7 +135,7 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
     for name, resource in (("ingress", "ingresses"), ("tlsRoute", "tlsroutes")):
         verbs = {verb for r, verb in granted if r == resource}
         on = given[f"listeners.{name}"]
-        assert verbs == ({"list", "create", "patch", "delete"} if on else set())
+        assert verbs == ({"get", "list", "create", "patch", "delete"} if on else set())
         assert (f"--without={name}" in container["args"]) == (not on)
     if given["watchNamespaces"]:
         definitions = {("customresourcedefinitions", v) for v in ("get", "list", "watch")}
@@ -143,6 +143,7 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
         roles = {n for kind, n, _ in kinds if kind == "Role"}
         assert roles == {"one", "two", "shoal-system"}
     deleted = {"pods", "services", "networkpolicies", "jobs", "statefulsets"}
+    deleted |= {"rolebindings"} if given["workloads.spark"] else set()
     routes = {"ingresses", "tlsroutes"}
     assert {r for r, verb in granted if verb == "delete"} - routes == deleted
     assert any(m["kind"] == "NetworkPolicy" for m in made) == given["networkPolicy"]["enabled"]

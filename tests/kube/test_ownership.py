@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.api_server import ApiServer, CrashPoint, configured, resource
 from kube.test_isolation import ready, warnings
 from kube.test_revoked_users import SPEC as SECURED
+from kube.test_spark_consumers import CONSUMER, CONTEXT
 from shoal_operator.brokers import Brokers
 from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.consumers import Consumers
@@ -17,6 +19,7 @@ from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.kube import KubeError
 from shoal_operator.model import names
 from shoal_operator.settings import Settings
+from shoal_operator.workloads import Workloads
 
 if TYPE_CHECKING:
     from shoal_operator.store import Store
@@ -136,3 +139,22 @@ def test_a_consumer_takes_over_no_deployment() -> None:
     assert kube.find("Deployment", "worker") == before
     assert ready(kube, "ShareConsumer", "worker") == ("False", "ObjectNotOwned")
     assert warnings(kube, "worker") == ["ObjectNotOwned"]
+
+
+def test_a_binding_of_another_release_is_replaced() -> None:
+    """Its role has the name of the release, and the reference of a RoleBinding cannot change."""
+    kube = ApiServer(CrashPoint())
+    kube.installed["sparkoperator.k8s.io/v1beta2"] = ["SparkApplication"]
+
+    def bind(release: str) -> Manifest:
+        context = dataclasses.replace(CONTEXT, driver_role=f"{release}-spark-driver")
+        settings = Settings("b:1", "s:1", context.driver_role, "http")
+        workloads = Workloads(kube, kube.store(), settings)
+        asyncio.run(workloads.apply(CONSUMER, context, 0, 0))
+        return kube.find("RoleBinding", "c-driver")
+
+    before = bind("one")
+    assert bind("one")["metadata"]["uid"] == before["metadata"]["uid"]
+    after = bind("two")
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["roleRef"]["name"] == "two-spark-driver"
