@@ -35,7 +35,10 @@ ROOT = Path(__file__).resolve().parents[1]
 #: What the plain Debian has.
 PACKAGES = ("ca-certificates", "default-jre-headless", "make", "python3", "python3-venv")
 #: What the plain Debian needs of this machine to reach the network as it does.
-NETWORK = ("etc/resolv.conf", "etc/hosts", "etc/pip.conf", "etc/ssl/certs/ca-certificates.crt")
+NETWORK = (
+    *("etc/resolv.conf", "etc/hosts", "etc/pip.conf"),
+    *("etc/ssl/certs/ca-certificates.crt", "etc/ssl/certs/java/cacerts"),
+)
 #: The folder of the clone and the home in the plain Debian.
 PLACE = "srv"
 PR_SET_CHILD_SUBREAPER = 36
