@@ -131,6 +131,10 @@ class BatchReconciler(abc.ABC):
     async def delete(self, wanted: Sequence[str]) -> Mapping[str, KafkaError]:
         """Delete topics or groups; return the errors by name. Raises `ClientError`."""
 
+    async def remember(self, deleted: Sequence[Manifest]) -> None:  # noqa: B027, an optional hook
+        """Keep what is needed of resources that are deleted while their cluster is away; nothing by
+        default. Raises `KubeError`."""
+
     def list_names(self) -> list[str]:
         """Return the names of all resources of the kind."""
         return [o["metadata"]["name"] for o in self._resources()]
@@ -146,10 +150,11 @@ class BatchReconciler(abc.ABC):
         deleted = [o for o in mine if o["metadata"].get("deletionTimestamp")]
         kept = [o for o in mine if not o["metadata"].get("deletionTimestamp")]
         if live_cluster(self._store, self._namespace, self._cluster) is None:
-            await self._remove_finalizers(deleted)
             verdict = cluster_not_found(self._cluster)
             await self._write([Outcome(o, verdict, {}) for o in kept])
-            return NO_CLUSTER_SECONDS if kept else None
+            await self.remember(deleted)
+            removed = await self._remove_finalizers(deleted)
+            return None if removed and not kept else NO_CLUSTER_SECONDS
         by_name = owners(resources, self.name_of)
         owned = [o for o in kept if by_name[self.name_of(o)] is o]
         try:

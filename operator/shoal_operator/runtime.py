@@ -384,6 +384,8 @@ class Operator:
         for loop, kind in of_kinds:
             for other in self.store.of_cluster(kind, *key):
                 loop.enqueue(other["metadata"]["name"])
+        # Users may have been deleted while the cluster was away.
+        loops.users.enqueue_all()
         for name in loops.share_consumers.list_names():
             loops.consumers.enqueue(name)
 
