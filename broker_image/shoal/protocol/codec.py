@@ -262,30 +262,27 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
             return _as_attributes(body)
         try:
             return _reader(api_key, version, kind is EntityType.request)(buf, at)[0]
-        except KeyError:  # kio does not have the tag
-            own = _with_own_tags(api_key, version, kind, memoryview(buf), at)
-            if own is not None:
-                return own
-            clean = _without_unknown_tags(api_key, version, kind, memoryview(buf), at)
-            return _reader(api_key, version, kind is EntityType.request)(clean, 0)[0]
-    except _MALFORMED as error:
+        except (KeyError, *_MALFORMED):
+            return _read_leniently(api_key, version, kind, memoryview(buf), at)
+    except (WireError, *_MALFORMED) as error:
         name = api_key_map.get(api_key, str(api_key))
-        raise WireError(f"{name} v{version}: {type(error).__name__}: {error}") from None
+        kind_of_error = "" if isinstance(error, WireError) else f"{type(error).__name__}: "
+        raise WireError(f"{name} v{version}: {kind_of_error}{error}") from None
 
 
-def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
-    """Return the body with `OWN_TAGS` fields as attributes of its structs, if it has some."""
+def _read_leniently(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
+    """Parse a body that kio does not take: it has tags beyond its schema, which readers ignore
+    (KIP-482), strings that are not UTF-8, or truth values other than 0 and 1. `OWN_TAGS` become
+    attributes of their structs.
+    """
+    cls = entity(api_key, version, kind)
+    struct = struct_of(cls)
+    body, _ = compiler.reader(struct)(buf, at)
+    _check_nulls(struct, body)
     defaults = {
         f.name: f.default for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields
     }
-    if not defaults:
-        return None
-    struct = struct_of(entity(api_key, version, kind))
-    body, _ = compiler.reader(struct)(buf, at)
-    if not _has(body, defaults):
-        return None
-    _check_nulls(struct, body)
-    return _as_attributes(body)
+    return _as_attributes(body) if _has(body, defaults) else _builder(cls)(body)
 
 
 def _check_nulls(struct: Struct, body: Mapping[str, Any]) -> None:
@@ -315,19 +312,6 @@ def _as_attributes(value: Any) -> Any:
     if isinstance(value, dict):
         return types.SimpleNamespace(**{k: _as_attributes(v) for k, v in value.items()})
     return [_as_attributes(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _without_unknown_tags(
-    api_key: int, version: int, kind: Kind, buf: memoryview, at: int
-) -> bytes:
-    """Return the body without tagged fields that its schema lacks, as readers ignore them
-    (KIP-482).
-    """
-    struct = struct_of(entity(api_key, version, kind))
-    body, _ = compiler.reader(struct)(buf, at)
-    out = bytearray()
-    compiler.writer(struct)(out, body)
-    return bytes(out)
 
 
 def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
@@ -395,7 +379,9 @@ def struct_of(cls: Any) -> Struct:
     return Struct(cls.__name__, bool(cls.__flexible__), fields + own)
 
 
-def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+def _item_type(hint: Any) -> tuple[Any, bool, bool]:
+    """Return the type of a field, or of an array's items, whether it is an array, and whether it is
+    nullable."""
     array = nullable = False
     while True:
         origin = typing.get_origin(hint)
@@ -405,7 +391,11 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
         elif origin is tuple:
             array, hint = True, typing.get_args(hint)[0]
         else:
-            break
+            return hint, array, nullable
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+    hint, array, nullable = _item_type(hint)
     name = field.name
     wire = field.metadata.get("kafka_type")
     kind: str | Struct = struct_of(hint) if wire is None else _DURATIONS.get(wire, wire)
@@ -429,6 +419,53 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return timestamp_ms(value)
     return value
+
+
+@cache
+def _builder(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """Return a function that makes kio's entity of a body that `compiler.reader` has parsed."""
+    hints = typing.get_type_hints(cls)
+    plans = []
+    # The struct's own tags come after kio's fields.
+    for field, layout in zip(dataclasses.fields(cls), struct_of(cls).fields, strict=False):
+        item_type, array, nullable = _item_type(hints[field.name])
+        make = _maker(field.metadata.get("kafka_type"), item_type, nullable=nullable)
+        plans.append((field.name, layout.name, make, array))
+
+    def build(body: Mapping[str, Any]) -> Any:
+        values = {}
+        for name, key, make, array in plans:
+            value = body[key]
+            if value is not None and array:
+                value = tuple(value if make is None else map(make, value))
+            elif value is not None and make is not None:
+                value = make(value)
+            values[name] = value
+        return cls(**values)
+
+    return build
+
+
+def _maker(wire: str | None, item_type: Any, *, nullable: bool) -> Callable[[Any], Any] | None:
+    """Return the function that makes kio's value of a plain one; None where they are the same."""
+    if wire is None:
+        return _builder(item_type)
+    if wire == "error_code":
+        return typing.cast("Callable[[Any], Any]", item_type)
+    if wire not in _DURATIONS:
+        return None
+    make = _instant if wire == "datetime_i64" else _duration
+    return lambda value: None if nullable and value == -1 else make(value)
+
+
+def _duration(milliseconds: int) -> datetime.timedelta:
+    """Return kio's duration. One of millions of years becomes the longest that there is."""
+    low, high = ms(datetime.timedelta.min), ms(datetime.timedelta.max)
+    return max(low, min(milliseconds, high)) * _MILLISECOND
+
+
+def _instant(milliseconds: int) -> datetime.datetime:
+    return _EPOCH + milliseconds * _MILLISECOND
 
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)

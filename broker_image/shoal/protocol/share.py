@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from shoal.protocol.codec import ENTRIES_MAX, RELEASE_DELAY_TAG, UNDELIVERED_TAG
-from shoal.protocol.compiler import get_uvarint, put_uvarint
+from shoal.protocol.compiler import STRING_SIZE_MAX, get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
+from shoal.protocol.text import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +88,7 @@ class InFlight(NamedTuple):
 
 
 uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
-_text_of = lru_cache(4096)(lambda data: str(data, "utf-8"))
+_text_of = lru_cache(4096)(decode)
 
 #: First offset, last offset, and acknowledge types: one for all or one per offset. Shoal's client
 #: may add the delay of a release in milliseconds.
@@ -291,9 +292,11 @@ def _count(frame: memoryview, at: int, size_min: int) -> tuple[int, int]:
     else:
         at += 1
     count -= 1
+    if count < 0:
+        raise WireError("an array is null")
     if count > ENTRIES_MAX or count * size_min > len(frame) - at:
         raise WireError(f"{count} entries announced where {len(frame) - at} bytes are left")
-    return max(count, 0), at
+    return count, at
 
 
 def _id(frame: memoryview, at: int) -> tuple[str | None, int]:
@@ -314,9 +317,9 @@ def _string(frame: memoryview, at: int) -> tuple[str | None, int]:
     if size == 0:
         return None, at
     end = at + size - 1
-    if end > len(frame):
+    if end > len(frame) or size > STRING_SIZE_MAX + 1:
         raise WireError(f"a string of {size - 1} bytes where {len(frame) - at} are left")
-    return str(frame[at:end], "utf-8"), end
+    return decode(frame[at:end]), end
 
 
 def _skip_tags(frame: memoryview, at: int) -> int:

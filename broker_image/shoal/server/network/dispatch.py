@@ -292,7 +292,10 @@ class Dispatcher:
         self._metrics.request(header.api_key, header.api_version, elapsed_ns)
 
     def _error_response(self, request: Request, error: BaseException) -> Buffers:
-        return self._encode_response(request, self._errors.body(request, error))
+        try:
+            return self._encode_response(request, self._errors.body(request, error))
+        except ApiError as refused:  # A name in the request does not fit into a response.
+            raise WireError(str(refused)) from None
 
 
 def _unserved(frame: bytearray, peer: Peer) -> WireError:
