@@ -17,7 +17,7 @@ from hostile_requests import framed
 from servers import ShoalProcess
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ErrorCode
+from shoal.protocol.errors import ErrorCode, WireError
 from shoal.server.handlers import HANDLERS
 from wireclient import WireClient
 
@@ -140,3 +140,18 @@ def test_a_commit_may_be_kept_for_ever(shoal: ShoalProcess, retention_ms: int) -
             fetch = {"group_id": group, "topics": [{"name": NAME, "partition_indexes": [0]}]}
             (found,) = client.call(ApiKey.OFFSET_FETCH, 5, fetch).topics
             assert found.partitions[0].committed_offset == version
+
+
+def test_entries_that_are_not_utf_8_are_bounded() -> None:
+    """Each takes ten times as long to read as another one."""
+
+    def read(count: int, last: bytes) -> int:
+        names: list[bytes | str] = ["topic"] * (count - 1)
+        topics = [{"name": name} for name in (*names, last)]
+        body = codec.write_request(ApiKey.METADATA, 12, {"topics": topics})
+        return len(codec.read_request(ApiKey.METADATA, 12, bytes(body)).topics)
+
+    assert read(codec.ODD_ENTRIES_MAX, b"topi\xe9") == codec.ODD_ENTRIES_MAX
+    assert read(codec.ODD_ENTRIES_MAX + 1, b"topic") == codec.ODD_ENTRIES_MAX + 1
+    with pytest.raises(WireError, match="more than 10000 entries"):
+        read(codec.ODD_ENTRIES_MAX + 1, b"topi\xe9")

@@ -43,6 +43,9 @@ _DURATIONS = {
 #: Maximum entries of all arrays of a request. An entry needs two bytes on the wire but tens of
 #: microseconds in a handler. With only a size limit one request could block the broker for minutes.
 ENTRIES_MAX = 100_000
+#: The same for a request with strings that are not UTF-8, or other odd values. Reading these takes
+#: ten times as long. No client needs more.
+ODD_ENTRIES_MAX = 10_000
 #: Maximum size of a body without client records: `ENTRIES_MAX` entries of a usual size. Only
 #: Produce may be larger, up to the frame limit, and it has its own parser.
 BODY_SIZE_MAX = 8 << 20
@@ -260,10 +263,15 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
             body, _ = compiler.reader(struct)(memoryview(buf), at)
             _check_nulls(struct, body)
             return _as_attributes(body)
+        is_request = kind is EntityType.request
         try:
-            return _reader(api_key, version, kind is EntityType.request)(buf, at)[0]
-        except (KeyError, *_MALFORMED):
-            return _read_leniently(api_key, version, kind, memoryview(buf), at)
+            return _reader(api_key, version, is_request)(buf, at)[0]
+        except KeyError:  # kio does not have the tag
+            pass
+        except _MALFORMED:
+            if is_request:
+                _length_check(api_key, version, True)(buf, at, ODD_ENTRIES_MAX)
+        return _read_leniently(api_key, version, kind, memoryview(buf), at)
     except (WireError, *_MALFORMED) as error:
         name = api_key_map.get(api_key, str(api_key))
         kind_of_error = "" if isinstance(error, WireError) else f"{type(error).__name__}: "
