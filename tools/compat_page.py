@@ -130,6 +130,12 @@ answer is that of a later release (KAFKA-20785): a producer that commits after t
 aborted its transaction, because `transaction.timeout.ms` has passed, gets `PRODUCER_FENCED`. Kafka
 4.3.1 answers `INVALID_TXN_STATE`, which ends a thread of Kafka Streams.
 
+## Strings that are not UTF-8
+
+Shoal reads them as Kafka does, with U+FFFD for each invalid sequence. Only a request whose arrays
+have more than 10,000 entries may not have such strings: reading it would keep other clients
+waiting, and the broker closes the connection.
+
 ## Limit on records in flight
 
 Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acquire modes. Shoal
