@@ -40,6 +40,12 @@ def restore(
     key_directory: Annotated[
         str | None, _option("DIR", "Config: shoal.remote.encryption.key.directory.")
     ] = None,
+    clear_backup: Annotated[
+        bool,
+        typer.Option(
+            "--clear-backup", help="With keys, accept a backup that is not encrypted, too."
+        ),
+    ] = False,
     cluster_id: Annotated[
         str | None,
         _option("ID", "The lost cluster; the only one in the store. Config: shoal.cluster.id."),
@@ -83,7 +89,9 @@ def restore(
             raise Failed(text, USAGE)
         node = 1 if found.node_id is None else found.node_id
         ids = _ids(brokers, node, found.roles)
-        target = Target(os.path.abspath(found.data_dir), node, ids, topics, int(idle_ms), id)
+        accepts_clear = clear_backup or not found.key_directory
+        path = os.path.abspath(found.data_dir)
+        target = Target(path, node, ids, topics, int(idle_ms), id, accepts_clear)
         try:
             report = asyncio.run(_restored(found, target))
         except _Failed as error:
