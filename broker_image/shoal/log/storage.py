@@ -72,7 +72,8 @@ class Storage(Protocol):
     def is_directory(self, path: str) -> bool: ...
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its parents, unless it exists."""
+        """Create a directory and its parents, unless it exists. Only this user may read it: logs
+        have everybody's records, and the metadata has credentials."""
 
     def rename(self, path: str, to: str) -> None:
         """Rename a file or directory. An existing file `to` is replaced atomically."""
@@ -186,7 +187,7 @@ class DiskStorage:
         return os.path.isdir(path)
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, mode=0o700, exist_ok=True)
 
     def rename(self, path: str, to: str) -> None:
         os.replace(path, to)
