@@ -158,9 +158,9 @@ the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
 ## What only Shoal refuses
 
 * CreateDelegationToken for an owner of another type than `User` gets `INVALID_PRINCIPAL_TYPE`. In
-  Kafka, whoever may create tokens for others may become a principal of any type.
-* `errors.deadletterqueue.topic.name` of a group needs `WRITE` on the topic by whoever sets it, as
-  the brokers write there what the group's members reject. Headers `__dlq.errors.*` that a record
+  Kafka, a client with `CREATE_TOKENS` on others may become a principal of any type.
+* `errors.deadletterqueue.topic.name` of a group needs `WRITE` on the topic by the client that
+  sets it, as the brokers write there what the group's members reject. Headers `__dlq.errors.*` that a record
   brings itself are not copied to the dead-letter topic.
 * A member of a share group, and its share session, belong to the principal that joined. To another
   principal there is no such member (`UNKNOWN_MEMBER_ID`) and no such session

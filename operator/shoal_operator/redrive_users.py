@@ -1,6 +1,6 @@
 """As whom a Redrive connects to the brokers: as the QueueUser that it names, with its rights only.
 
-Dead letters name the topics that they came from, and whoever may write to their topic can write any
+Dead letters name the topics that they came from, and every producer to their topic can write any
 name there. So the operator, which may do everything, sends no letters itself, unless the cluster
 authorizes nobody: there, every client may do what it does.
 """

@@ -6,7 +6,7 @@ always complete. The source reads it when the batch has completed, and removes i
 in it is settled. If two files have outcomes of one offset, the later file counts: it comes from the
 replay of a batch.
 
-Whoever can write to the directory decides which records are rejected. The default is in the
+Every writer to the directory decides which records are rejected. The default is in the
 temporary folder, where everybody can create one of that name first. So both sides check its owner.
 """
 

@@ -349,7 +349,7 @@ def test_a_refused_record_is_reported_and_left_for_later(queue: Letters) -> None
 
 @pytest.mark.parametrize("whose", ["of another group", "in another topic"])
 def test_forged_letters_do_not_count(queue: Letters, whose: str) -> None:
-    """Whoever could write to any topic had a redrive by others read and write elsewhere."""
+    """Every producer to any topic had a redrive by others read and write elsewhere."""
     group, topic, victim = queue.group, queue.letters, f"victim-{queue.topic}"
     queue.create(victim)
     if whose == "of another group":

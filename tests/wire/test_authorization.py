@@ -401,7 +401,7 @@ def test_a_groups_dead_letter_topic_needs_write(guest: Guest, api: ApiKey) -> No
         (row,) = guest.client.call(api, 1, {"resources": [resource]}).responses
         return row.error_code, row.error_message
 
-    said = "The dead-letter topic dlq.theirs needs WRITE by whoever sets it."
+    said = "Setting the dead-letter topic dlq.theirs needs WRITE on it."
     assert alter("dlq.theirs") == (ErrorCode.topic_authorization_failed, said)
     acl = guest.may(WRITE, TOPIC, "dlq.theirs")
     assert alter("dlq.theirs")[0] == ErrorCode.none

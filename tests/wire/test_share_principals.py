@@ -54,7 +54,7 @@ def acquired(client: Dialogue, topic_id: UUID) -> bool:
 def test_nobody_acts_for_the_member_of_another_principal(
     start_broker: Callable[..., ShoalProcess],
 ) -> None:
-    """Whoever may read the group knows its member ids, and acknowledged or removed its members."""
+    """Member ids are no secret to readers of a group, who acknowledged for others by them."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     broker = start_broker(configs=CONFIGS, flags=(f"--listener=SASL://{address}",))
     with WireClient(broker.bootstrap) as thief, Dialogue(address) as owner:

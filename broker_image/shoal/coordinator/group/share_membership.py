@@ -110,9 +110,9 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         return draft.result()
 
     def _check_principal(self, request: HeartbeatRequest) -> None:
-        """Raise UNKNOWN_MEMBER_ID for a member of another principal, which could be removed
-        otherwise: whoever may read the group knows its member ids. After the shard has been loaded,
-        a member belongs to the principal of its next heartbeat."""
+        """Raise UNKNOWN_MEMBER_ID for a member of another principal. Its id is no secret, so any
+        reader of the group could remove it. After the shard has been loaded, a member belongs to
+        the principal of its next heartbeat."""
         soft = self._soft.get(request.group_id)
         known = None if soft is None else soft.principals.get(request.member_id)
         if known is not None and known != request.principal:

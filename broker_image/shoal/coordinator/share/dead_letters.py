@@ -97,8 +97,8 @@ def dead_letter_records(
     """Yield the dead letters of some offsets. Without a `found` record, a dead letter has headers
     only.
 
-    The record's own headers of these names are left out: whoever wrote it could tell of another
-    topic or group by them.
+    The record's own headers of these names are left out: its producer could name another topic or
+    group in them.
     """
     for one in ranges:
         for offset in range(one.first, one.last + 1):

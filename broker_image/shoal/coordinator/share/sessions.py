@@ -5,8 +5,8 @@ further request carries the next epoch and the changes only; epoch -1 closes it.
 another epoch is refused: it is a duplicate, or one was lost. Sessions are soft state; a member
 opens a new one if the broker has none.
 
-A session belongs to the principal that opened it, since whoever may read the group knows its member
-ids. To another principal, the broker has no such session.
+A session belongs to the principal that opened it, since member ids are no secret to readers of the
+group. To another principal, the broker has no such session.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
         if code is not None:
             refused.append(result(resource, code, None))
         elif (topic := _forbidden_dead_letters(broker, request, asked)) is not None:
-            text = f"The dead-letter topic {topic} needs WRITE by whoever sets it."
+            text = f"Setting the dead-letter topic {topic} needs WRITE on it."
             refused.append(result(resource, ErrorCode.topic_authorization_failed, text))
         else:
             alterations.append(asked)

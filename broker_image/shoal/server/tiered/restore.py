@@ -69,8 +69,8 @@ class Target(NamedTuple):
     """The node to restore, and the brokers of its cluster. A node that is not one of them is a
     controller alone, and gets the metadata log without any partition. `topics` is None for all.
 
-    Without `accepts_clear`, a backup that is not encrypted is refused: whoever may write to the
-    bucket can write one, with any users and permissions in it.
+    Without `accepts_clear`, a backup that is not encrypted is refused: every
+    writer of the bucket can make one, with any users and permissions in it.
 
     With an `id`, a restore that was interrupted begins again, and one that has ended returns its
     report again, until a broker starts in the directory.
@@ -244,9 +244,9 @@ def _opened(found: backup.Backup, ring: KeyRing, key: str, target: Target) -> by
     if not (target.accepts_clear or found.is_sealed):
         raise Refused(
             "BackupInTheClear",
-            f"The backup {key} is not encrypted, although there is a directory of keys: whoever can"
-            " write to the bucket may have put it there. If the cluster wrote it while it had no"
-            " key, accept it with --clear-backup.",
+            f"The backup {key} is not encrypted, although there is a directory of keys: a"
+            " stranger who can write to the bucket may have put it there. If the cluster wrote it"
+            " while it had no key, accept it with --clear-backup.",
         )
     return found.records(ring, key)
 
