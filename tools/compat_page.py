@@ -160,8 +160,8 @@ the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
 * CreateDelegationToken for an owner of another type than `User` gets `INVALID_PRINCIPAL_TYPE`. In
   Kafka, a client with `CREATE_TOKENS` on others may become a principal of any type.
 * `errors.deadletterqueue.topic.name` of a group needs `WRITE` on the topic by the client that
-  sets it, as the brokers write there what the group's members reject. Headers `__dlq.errors.*` that a record
-  brings itself are not copied to the dead-letter topic.
+  sets it, as the brokers write there what the group's members reject. Headers
+  `__dlq.errors.*` that a record brings itself are not copied to the dead-letter topic.
 * A member of a share group, and its share session, belong to the principal that joined. To another
   principal there is no such member (`UNKNOWN_MEMBER_ID`) and no such session
   (`SHARE_SESSION_NOT_FOUND`).
