@@ -26,6 +26,7 @@ from shoal.log.checkpoints import (
 )
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.log.log import Log
+from shoal.log.segment import LOG
 from shoal.log.uuids import uuid_from_text, uuid_text
 
 if TYPE_CHECKING:
@@ -172,6 +173,11 @@ class LogDirectory:
         names = [f"{topic}-{index}" for (topic, index), _ in self.found()]
         return [name for name in names if self.has_data(name)]
 
+    def count_segments(self) -> int:
+        """Return the number of segments of all logs: each needs a descriptor."""
+        directories = (self._file(f"{topic}-{index}") for (topic, index), _ in self.found())
+        return sum(name.endswith(LOG) for path in directories for name in self.storage.names(path))
+
     def has_data(self, name: str, *suffixes: str) -> bool:
         """Whether any file of a log, with one of these suffixes if there are some, has contents."""
         directory = self._file(name)
@@ -307,8 +313,6 @@ class LogDirectory:
         log = self.logs.pop(partition, None)
         if log is not None:
             log.offline = True
-            for segment in log.segments:
-                segment.release()
         for known in self._checkpoints:
             known.pop(partition, None)
         if not self.storage.exists(directory):

@@ -19,7 +19,7 @@ from shoal.metadata import controller, in_sync
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS, METADATA_LOG
 from shoal.quorum import snapshots
-from shoal.server import ineffective_configs
+from shoal.server import ineffective_configs, open_files
 from shoal.server.audit import Audit
 from shoal.server.authorization import CHANGES, Access
 from shoal.server.cluster.controller import Controller
@@ -419,6 +419,7 @@ class Broker:
         self._opened = True
         self.metadata_cache.subscribe(self.partitions.apply, missed if missed.created else None)
         self.timers.every(RETRY_MS, self.metadata_cache.retry)
+        self.timers.every(open_files.CHECK_MS, open_files.OpenFiles(self.log).check)
         ineffective_configs.log_alterations(
             self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
         )

@@ -15,6 +15,7 @@ from shoal.metadata.image import MetadataImage, ResourceType, TopicImage
 from shoal.record.batch import CorruptBatch
 from shoal.replication.leadership import LAG_TIME_MAX_MS, AlterPartition
 from shoal.replication.partition import Partition
+from shoal.server import open_files
 from shoal.server.metadata_cache import NotApplied
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Partitions:
         self._by_name: dict[tuple[str, int], Partition] = {}
         #: By partition: why it is not opened, or not deleted. Later deltas repeat the attempt.
         self.failures: dict[tuple[UUID, int], str] = {}
+        self._shortage: OSError | None = None
         self._removed_calls: list[Callable[[Partition], None]] = []
         self._registered_calls: list[Callable[[Partition], None]] = []
 
@@ -95,11 +97,16 @@ class Partitions:
 
     def load(self, image: MetadataImage) -> MetadataDelta:
         """Set aside the directories of unknown topics, and open the partitions of the image.
-        Return the topics whose partitions could not all be opened, as a delta to repeat."""
+
+        Return the topics whose partitions could not all be opened, as a delta to repeat. Raises
+        `OSError` if the descriptors do not suffice: none would be left for connections.
+        """
         self._lag_time_max_ms = image.broker_config["replica.lag.time.max.ms"]
         self._set_aside(image)
         for topic in image.topics.values():
             self._open(topic, image)
+        if self._shortage is not None:
+            raise self._shortage
         for staged in self._directory.staged_deletes():
             self._purge(staged)
         failed = {topic_id for topic_id, _ in self.failures}
@@ -171,6 +178,8 @@ class Partitions:
                 try:
                     self._add(topic, index, self._open_log(topic, index, settings), image)
                 except _DISK as error:
+                    if isinstance(error, OSError) and error.errno in open_files.SHORTAGES:
+                        self._shortage = error
                     self.failures[key] = f"{topic.name}-{index} is not served: {error}"
                 else:
                     self.failures.pop(key, None)
