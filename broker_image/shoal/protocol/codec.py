@@ -26,6 +26,7 @@ from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
 from shoal.protocol import compiler, length_check
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
 from shoal.protocol.features import KEY_HASH_MAX as KEY_HASH_MAX
 from shoal.protocol.features import KEY_HASH_VERSION
@@ -42,7 +43,29 @@ _DURATIONS = {
 }
 #: Maximum entries of all arrays of a request. An entry needs two bytes on the wire but tens of
 #: microseconds in a handler. With only a size limit one request could block the broker for minutes.
-ENTRIES_MAX = 100_000
+#: Ten thousand topics of one partition each are 20,000 entries.
+ENTRIES_MAX = 40_000
+#: The same for Produce and the requests of share groups, whose parsers count each array by itself.
+WHOLE_ENTRIES_MAX = 20_000
+#: The controller refuses to change more at once, as Kafka's does (MAX_RECORDS_PER_USER_OP).
+_CHANGES_MAX = 10_000
+#: Lower limits for APIs whose handlers take a request as a whole. A follower may fetch 10,000
+#: partitions.
+_ENTRIES_MAX_OF: dict[int, int] = {
+    ApiKey.FETCH: 25_000,
+    ApiKey.LIST_GROUPS: 100,
+    ApiKey.CREATE_TOPICS: _CHANGES_MAX,
+    ApiKey.DELETE_TOPICS: _CHANGES_MAX,
+    ApiKey.WRITE_TXN_MARKERS: _CHANGES_MAX,
+    ApiKey.DELETE_ACLS: _CHANGES_MAX,
+    ApiKey.ALTER_CONFIGS: _CHANGES_MAX,
+    ApiKey.CREATE_PARTITIONS: _CHANGES_MAX,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _CHANGES_MAX,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: 100,
+    ApiKey.ALTER_CLIENT_QUOTAS: _CHANGES_MAX,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _CHANGES_MAX,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: 20_000,
+}
 #: The same for a request with strings that are not UTF-8, or other odd values. Reading these takes
 #: ten times as long. No client needs more.
 ODD_ENTRIES_MAX = 10_000
@@ -325,15 +348,16 @@ def _as_attributes(value: Any) -> Any:
 def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """Parse a request body of bounded size.
 
-    All arrays together may have `ENTRIES_MAX` entries, and only nullable ones may be null. The body
-    is checked before it is parsed: kio allocates memory for as many entries as an array claims.
-    Four bytes of a hostile request could otherwise end the process.
+    All arrays together may have `ENTRIES_MAX` entries, in some APIs fewer, and only nullable ones
+    may be null. The body is checked before it is parsed: kio allocates memory for as many entries
+    as an array claims. Four bytes of a hostile request could otherwise end the process.
     """
     name = api_key_map.get(api_key)
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
-        _length_check(api_key, version, True)(buf, at, ENTRIES_MAX)
+        entries_max = _ENTRIES_MAX_OF.get(api_key, ENTRIES_MAX)
+        _length_check(api_key, version, True)(buf, at, entries_max)
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.request, buf, at)

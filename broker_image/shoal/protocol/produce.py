@@ -13,7 +13,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from shoal.protocol.codec import ENTRIES_MAX
+from shoal.protocol.codec import WHOLE_ENTRIES_MAX
 from shoal.protocol.compiler import STRING_SIZE_MAX, get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
 from shoal.protocol.text import decode
@@ -75,7 +75,7 @@ def _read_flexible(version: int, frame: memoryview, at: int) -> ProduceRequest:
         at += size - 1
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
     count, at = get_uvarint(frame, at + 6)
-    _bounded(count - 1, _TOPIC_SIZE_MIN, frame, at)
+    left = _bounded(count - 1, _TOPIC_SIZE_MIN, frame, at, WHOLE_ENTRIES_MAX)
     topics = []
     for _ in range(count - 1):
         name, topic_id = "", None
@@ -89,7 +89,7 @@ def _read_flexible(version: int, frame: memoryview, at: int) -> ProduceRequest:
             name = _text(frame, at, size - 1)
             at += size - 1
         entries, at = get_uvarint(frame, at)
-        _bounded(entries - 1, _PARTITION_SIZE_MIN, frame, at)
+        left = _bounded(entries - 1, _PARTITION_SIZE_MIN, frame, at, left)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(entries - 1):
             index = _INT.unpack_from(frame, at)[0]
@@ -116,7 +116,7 @@ def _read_plain(frame: memoryview, at: int) -> ProduceRequest:
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
     count = _INT.unpack_from(frame, at + 6)[0]
     at += 10
-    _bounded(count, _TOPIC_SIZE_MIN, frame, at)
+    left = _bounded(count, _TOPIC_SIZE_MIN, frame, at, WHOLE_ENTRIES_MAX)
     topics = []
     for _ in range(count):
         size = _SHORT.unpack_from(frame, at)[0]
@@ -124,7 +124,7 @@ def _read_plain(frame: memoryview, at: int) -> ProduceRequest:
         at += 2 + size
         entries = _INT.unpack_from(frame, at)[0]
         at += 4
-        _bounded(entries, _PARTITION_SIZE_MIN, frame, at)
+        left = _bounded(entries, _PARTITION_SIZE_MIN, frame, at, left)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(entries):
             index = _INT.unpack_from(frame, at)[0]
@@ -151,11 +151,13 @@ def _text(frame: memoryview, at: int, size: int) -> str:
     return decode(_slice(frame, at, size))
 
 
-def _bounded(count: int, size_min: int, frame: memoryview, at: int) -> None:
+def _bounded(count: int, size_min: int, frame: memoryview, at: int, left: int) -> int:
+    """Return how many of the `left` entries are left after an array of `count`."""
     if count < 0:
         raise WireError("an array is null")
-    if count > ENTRIES_MAX or count * size_min > len(frame) - at:
+    if count > left or count * size_min > len(frame) - at:
         raise WireError(f"{count} entries in {len(frame) - at} bytes")
+    return left - count
 
 
 def _skip_tags(frame: memoryview, at: int) -> int:
