@@ -45,7 +45,7 @@ _DURATIONS = {
 #: microseconds in a handler. With only a size limit one request could block the broker for minutes.
 #: Ten thousand topics of one partition each are 20,000 entries.
 ENTRIES_MAX = 40_000
-#: The same for Produce and the requests of share groups, whose parsers count each array by itself.
+#: The same for Produce and the requests of share groups, which have parsers of their own.
 WHOLE_ENTRIES_MAX = 20_000
 #: The controller refuses to change more at once, as Kafka's does (MAX_RECORDS_PER_USER_OP).
 _CHANGES_MAX = 10_000

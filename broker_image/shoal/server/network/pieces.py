@@ -164,8 +164,8 @@ def cut(entries: Sequence[Any], path: Sequence[str], size: int) -> Iterator[Piec
 
 
 def join(whole: list[Any], part: list[Any], path: Sequence[str], joins: int) -> None:
-    """Append the answer to a piece. Its first entry continues the last one if `joins` is above 0,
-    and so do the arrays in them."""
+    """Append the answer to a piece. Its first entry continues the last one if `joins` is above 0;
+    then their inner arrays are joined in the same way."""
     if joins and whole and part and path:
         last, first = whole[-1], part[0]
         inner = list(last.get(path[0]) or ())
