@@ -85,9 +85,20 @@ def _without_user(cluster: Manifest) -> Login:
     inside = [n for n in cluster["spec"]["listeners"] if listeners.is_internal(n)]
     anyone = [n for n in inside if not security.authentication(n)]
     if anyone:
-        return Login(listeners.bootstrap_servers(cluster, anyone[0]))
+        return Login(listeners.bootstrap_servers(cluster, anyone[0]), warning=_anonymous(cluster))
     text = (
         f"Clients of QueueCluster {cluster['metadata']['name']!r} log in, and spec.user names no "
         "QueueUser. Set spec.user, unless the pods have credentials of their own."
     )
     return Login(cluster_model.bootstrap_servers(cluster), warning=("NoUser", text))
+
+
+def _anonymous(cluster: Manifest) -> tuple[str, str] | None:
+    if not security.is_authorized(cluster):
+        return None
+    text = (
+        f"Requests to QueueCluster {cluster['metadata']['name']!r} need permissions, and spec.user "
+        "names no QueueUser: the pods are User:ANONYMOUS. Set spec.user, or give that principal "
+        "the permissions."
+    )
+    return "NoUser", text

@@ -300,7 +300,23 @@ def verdict(
     if renewal and found.ready and not found.progressing:
         found = Verdict(True, *renewal, progressing=True)
     return found.warned(
-        scaling_down or not_grown or infeasible or low_disk or version or not_finalized
+        scaling_down
+        or not_grown
+        or infeasible
+        or low_disk
+        or version
+        or not_finalized
+        or _opened(seen.cluster)
+    )
+
+
+def _opened(cluster: Manifest) -> Diagnosis | None:
+    if not security.is_opened(cluster):
+        return None
+    return diagnostics.Diagnosis(
+        "AuthorizationOff",
+        "spec.authorization.type is none: every client that reaches a listener may do anything. "
+        "Remove it, and give each QueueUser the permissions that it needs in spec.acls.",
     )
 
 
