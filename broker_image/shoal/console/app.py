@@ -211,7 +211,7 @@ def _errors_as_pages(pages: Pages) -> Middleware:
             return web.Response(status=error.status, headers=location)
         except web.HTTPException as error:
             status, text = HTTPStatus(error.status), error.text or error.reason
-            kept = ("WWW-Authenticate", "Allow")
+            kept = ("WWW-Authenticate", "Allow", "Retry-After")
             headers = {name: error.headers[name] for name in kept if name in error.headers}
         except ClientError as error:
             status, text = _status(error), _sentence(error)
