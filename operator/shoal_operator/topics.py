@@ -10,7 +10,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal_operator import config_changes, topic_replicas
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome
 from shoal_operator.conditions import Verdict
-from shoal_operator.model import external, pod_layout, tiered
+from shoal_operator.model import broker_config, external, pod_layout, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -66,6 +66,8 @@ def decide(resource: Manifest, have: TopicState | None, under_way: Collection[st
             return Actions()
         text = "The topic does not exist, and spec.managed is false."
         return Actions(refusal=Verdict.waiting("TopicNotFound", text))
+    if text := broker_config.find_malformed(config):
+        return Actions(refusal=Verdict.refused("ConfigNotAllowed", text))
     if have is None:
         return Actions(create=True, config=config)
     refused = None

@@ -288,6 +288,23 @@ def test_only_brokers_and_the_operator_reach_the_brokers_own_listeners() -> None
     ]
 
 
+def test_the_port_of_metrics_may_be_for_some_pods_only() -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+
+    def peers(**policy: Any) -> Any:
+        resource = queue_cluster(MTLS, networkPolicy=policy)
+        ingress = find(resource, "NetworkPolicy", "shoal-system")["spec"]["ingress"]
+        (found,) = [one for one in ingress if one["ports"][0]["port"] == 9404]
+        return found.get("from")
+
+    assert peers() is None
+    assert peers(**{"from": [prometheus]}) is None
+    given, brokers, operator = peers(metricsFrom=[prometheus])
+    assert given == prometheus
+    assert brokers["podSelector"]["matchLabels"] == names.selector("main")
+    assert operator["podSelector"]["matchLabels"] == names.OPERATOR_LABELS
+
+
 def test_pods_mount_the_secrets_that_their_files_name() -> None:
     own = {**SCRAM, "tls": {"secretName": "theirs"}}
     for listeners, wanted in (

@@ -106,6 +106,8 @@ def _refused_routes(cluster: Manifest, routed: frozenset[str]) -> Verdict | None
 
 
 def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
+    if text := broker_config.find_malformed(spec.get("config", {})):
+        return Verdict.refused("ConfigNotAllowed", text)
     if found := broker_config.first_reserved(spec):
         where, remedy = found
         return Verdict.refused("ConfigNotAllowed", f"{where} is not allowed. {remedy}")
