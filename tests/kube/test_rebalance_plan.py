@@ -72,7 +72,9 @@ def cases(
     pods = draw(st.integers(3, 6))
     brokers = [pod_layout.broker(pod, slot) for slot in range(per_pod) for pod in range(pods)]
     racked = draw(st.booleans()) if racked is None else racked
-    racks = {b: f"rack {draw(st.integers(0, 2))}" for b in brokers} if racked else NO_RACKS
+    # The brokers of a pod are on one node, so in one rack.
+    by_pod = [f"rack {draw(st.integers(0, 2))}" for _ in range(pods)] if racked else []
+    racks = {b: by_pod[pod_layout.pod_of(b)] for b in brokers} if racked else NO_RACKS
     rows = []
     for number in range(draw(st.integers(1, partitions_max))):
         ids = draw(st.lists(st.sampled_from(brokers), min_size=1, max_size=3, unique=True))
