@@ -127,9 +127,11 @@ def _body(
 
 
 _USUAL: dict[str, Any] = {"string": NAME, "bytes": b"x", "records": None, "uuid": None}
-#: With acks=0 there is no response, and an ACL of an unknown kind closes the connection.
+#: With acks=0 there is no response, a commit reaches the log without a member, and an ACL of an
+#: unknown kind closes the connection.
 _NAMED = {
     "acks": -1,
+    "generation_id_or_member_epoch": -1,
     "resource_type": 2,
     "resource_pattern_type": 3,
     "operation": 3,
