@@ -83,8 +83,8 @@ class FirstUsers:
 
     def _changed(self, image: MetadataImage, _delta: MetadataDelta) -> None:
         if self._is_needed and image.features:
-            self._is_needed = False
             self._storage.remove(_path(self._directory))
+            self._is_needed = False
 
 
 def _path(directory: str) -> str:
