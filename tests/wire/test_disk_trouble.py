@@ -107,6 +107,27 @@ def test_the_disk_is_full_for_a_while(broker: ShoalProcess, then: str) -> None:
         assert read_all(client, "t") == [*written, b"room again"]
 
 
+def test_a_full_disk_under_the_metadata_log_is_told(broker: ShoalProcess) -> None:
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("t")
+        limit_files(broker, 1)
+        row = {"name": "u", "num_partitions": 1, "replication_factor": 1}
+        body = {"timeout_ms": 10_000, "topics": [row]}
+
+        def create() -> int:
+            return int(client.call(ApiKey.CREATE_TOPICS, 7, body).topics[0].error_code)
+
+        assert create() == ErrorCode.kafka_storage_error
+        eventually(lambda: logged(broker, "the disk refuses writes") == 1)
+        assert readiness(broker)[0] == 503
+        limit_files(broker, resource.RLIM_INFINITY)
+        eventually(lambda: readiness(broker) == (200, "ready\n"))
+        eventually(lambda: create() == 0)
+        assert client.produce("u", b"v").error_code == 0
+    assert logged(broker, "the metadata log failed") == 1
+    assert logged(broker, "the metadata log can be written again") == 1
+
+
 def limit_descriptors(broker: ShoalProcess, count: int) -> None:
     """Let the broker open `count` files more than it has."""
     used = len(os.listdir(f"/proc/{broker.pid}/fd"))

@@ -402,15 +402,13 @@ class Quorum:
             self._failed(error)
             return
         self.start()
-        if self.write_failure is None:
-            self._has_logged_failure = False
-            self._node.log.warning("the metadata log can be written again")
 
     def _sync(self) -> None:
         sync = self.store.begin_sync()
         if sync is None or self._inline:
             if sync is not None:
                 sync.run()
+                self._note_written()
             self._events.append(Synced(self.store.finish_sync(sync)))
             return
         raft = self.raft
@@ -420,6 +418,8 @@ class Quorum:
         error = work.exception()
         assert error is None or isinstance(error, OSError), error
         end_offset = self.store.finish_sync(sync, error)
+        if error is None:
+            self._note_written()
         if self.raft is not raft and error is None:
             return  # The replica was opened again meanwhile.
         if error is not None:
@@ -428,6 +428,11 @@ class Quorum:
                 call()
         else:
             self.step(Synced(end_offset))
+
+    def _note_written(self) -> None:
+        if self._has_logged_failure and self.fault is None:
+            self._has_logged_failure = False
+            self._node.log.warning("the metadata log can be written again")
 
     def _arm(self) -> None:
         at = self.raft.next_deadline_ms

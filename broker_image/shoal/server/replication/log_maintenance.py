@@ -120,7 +120,8 @@ class LogMaintenance:
                 continue
             if log.sync_due(now_ms):
                 self._node.disk.sync_soon(partition)
-            if log.fault is not None:
+        for log in self._directory.logs.values():  # that of the metadata, too
+            if log.fault is not None and not log.offline:
                 self._note_refusal(log.fault)
         if self.write_failure is not None and not self._probing:
             self._probing = True
@@ -152,11 +153,11 @@ class LogMaintenance:
         self._probing = False
         if work.cancelled() or work.exception() is not None:
             return
-        for partition in self._partitions:
+        for log in self._directory.logs.values():
             # No client may append before it sees that the broker is ready again.
-            if partition.log.fault is not None and not partition.log.offline:
+            if log.fault is not None and not log.offline:
                 with contextlib.suppress(OSError):
-                    partition.log.repair()
+                    log.repair()
         self.write_failure = None
         self._node.log.warning("the disk accepts writes again", directory=self._directory.path)
 
