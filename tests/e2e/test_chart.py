@@ -139,7 +139,7 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
         assert (f"--without={name}" in container["args"]) == (not on)
     if given["watchNamespaces"]:
         definitions = {("customresourcedefinitions", v) for v in ("get", "list", "watch")}
-        assert everywhere <= {*definitions, ("nodes", "get")}
+        assert everywhere <= {*definitions, ("nodes", "get"), ("leases", "list")}
         roles = {n for kind, n, _ in kinds if kind == "Role"}
         assert roles == {"one", "two", "shoal-system"}
     deleted = {"pods", "services", "networkpolicies", "jobs", "statefulsets"}
