@@ -18,7 +18,7 @@ from shoal_operator import metrics
 from shoal_operator.model import names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 
     from lightkube.config.kubeconfig import SingleConfig
 
@@ -227,6 +227,21 @@ class Kube:
         """Set the number of replicas of a workload through its subresource `scale`."""
         path = _path(api_version, kind, namespace, name) + "/scale"
         await self._call("patch", path, {"spec": {"replicas": replicas}}, _MERGE, _MANAGER)
+
+    async def warnings(self, namespace: str, involved: Collection[str]) -> list[Manifest]:
+        """Return the warning events about objects of these names; none if it is not allowed."""
+        params = {"limit": str(PAGE_OBJECTS), "fieldSelector": "type=Warning"}
+        try:
+            page = await self._call("list", _path("v1", "Event", namespace), params=params)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            return []
+        return [
+            event
+            for event in page["items"]
+            if event.get("type") == "Warning" and event["involvedObject"]["name"] in involved
+        ]
 
     async def snapshot(
         self,

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal_operator import clock
+from shoal_operator import clock, diagnostics
 from shoal_operator.conditions import Verdict
 from shoal_operator.drift import has_drifted, marked
 from shoal_operator.jobs import Jobs
@@ -20,6 +20,7 @@ from shoal_operator.model import consumer_pod, deployment, names, spark
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal_operator.diagnostics import Diagnosis
     from shoal_operator.model.names import Manifest
     from shoal_operator.settings import Settings
     from shoal_operator.store import Store
@@ -141,7 +142,23 @@ class Workloads:
         if ready < replicas:
             text = f"{ready} of {replicas} consumers are ready."
             verdict = Verdict(ready > 0, "Scaling", text, progressing=True)
+            if found := await self._diagnose(have):
+                text = f"{text} {found.message}"
+                verdict = Verdict(ready > 0, found.reason, text, progressing=True, alarm=True)
         return Workload(status.get("replicas", 0), ready, selector, verdict)
+
+    async def _diagnose(self, have: Manifest) -> Diagnosis | None:
+        """Return why the pods of a Deployment are not ready."""
+        meta = have["metadata"]
+        for condition in have.get("status", {}).get("conditions", []):
+            if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+                return diagnostics.diagnose_refusal(
+                    "Deployment", meta["name"], condition["message"]
+                )
+        pods = self._pods(meta["namespace"], consumer_pod.selector(meta["name"]))
+        names_of_pods = [pod["metadata"]["name"] for pod in pods]
+        events = await self._kube.warnings(meta["namespace"], names_of_pods) if pods else []
+        return diagnostics.diagnose_pods(pods, (), events, role=diagnostics.CONSUMER)
 
     def of_deployment(self, consumer: Manifest) -> Target:
         """Return the Deployment of a ShareConsumer as it is."""

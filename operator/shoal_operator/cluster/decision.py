@@ -331,7 +331,7 @@ def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verd
         return Verdict(False, "Rolling", text, progressing=True)
     if isinstance(step, roller.Wait) and step.serving:
         return Verdict(True, "RollWaits", f"{step.reason}.", progressing=True)
-    found = diagnostics.diagnose_pods(seen.pods, seen.claims) or disk
+    found = diagnostics.diagnose_pods(seen.pods, seen.claims, seen.warnings) or disk
     text = f"{step.reason} ({found.message})." if found else f"{step.reason}."
     if isinstance(step, roller.Refuse):
         return Verdict.refused(found.reason if found else "BrokerNotReady", text)

@@ -213,6 +213,7 @@ class Clusters:
         refused = await self._change_levels(cluster, state) or refused
         seen = self._observer.observe(cluster, effective, state)
         step = await self._next_step(seen)
+        seen = await self._with_warnings(seen, step)
         if isinstance(step, roller.Done) and state and not is_ready(cluster):
             state = state if await self._brokers.is_reachable() else None
             seen = self._observer.observe(cluster, effective, state)
@@ -246,6 +247,21 @@ class Clusters:
             if requested:
                 await self._status.merge(cluster, {"lastRebalance": requested})
         return self._pacing.seconds(step, verdict)
+
+    async def _with_warnings(self, seen: Observation, step: Step) -> Observation:
+        """Add the events about pods that are not ready, and about StatefulSets without all pods."""
+        if isinstance(step, roller.Done | roller.Proceed):
+            return seen
+        lacking = [
+            name
+            for name, one in seen.stateful_sets.items()
+            if len(pods.of_stateful_set(seen.pods, name)) < one["spec"]["replicas"]
+        ]
+        unready = [pod["metadata"]["name"] for pod in seen.pods if not pods.is_ready(pod)]
+        if not lacking and not unready:
+            return seen
+        found = await self._kube.warnings(self._namespace, {*lacking, *unready})
+        return dataclasses.replace(seen, warnings=tuple(found))
 
     async def _secure(self, cluster: Manifest) -> Manifest:
         """Issue the certificates of a cluster with TLS, and connect with the operator's.
