@@ -20,6 +20,7 @@ from shoal_operator.diagnostics import (
     diagnose_versions,
 )
 from shoal_operator.model import consumer_pod
+from shoal_operator.model.names import CONSUMER_LABEL
 from shoal_operator.settings import Settings
 from shoal_operator.statuses import unreported
 from shoal_operator.workloads import Workloads
@@ -178,6 +179,39 @@ def test_a_consumer_says_why_its_pods_are_not_ready() -> None:
     kube.add(made | about)
     assert look(readyReplicas=1).reason == "VolumeNotMounted"
     assert look(readyReplicas=2).ready
+
+
+def test_jobs_and_drivers_say_why_their_pods_are_not_there() -> None:
+    kube = ApiServer(CrashPoint())
+    kube.installed["sparkoperator.k8s.io/v1beta2"] = ["SparkApplication"]
+
+    def look(consumer: dict[str, Any]) -> Verdict:
+        workloads = Workloads(kube, kube.store(), Settings("b:1", "s:1", "r", "http"))
+        return asyncio.run(workloads.apply(consumer, CONTEXT, 1, 0)).verdict
+
+    pods = {"template": {"spec": {"containers": [{"name": "one"}]}}}
+    worker = WORKER | {"spec": {"shareGroup": "g", "job": pods}}
+    assert look(worker).reason == "Scaling"
+    (job,) = (one["metadata"]["name"] for one in kube.all("Job"))
+    made = {"apiVersion": "v1", "kind": "Event", "type": "Warning"}
+    about = event("FailedCreate", "exceeded quota: q", "Job", job)
+    kube.add(made | {"metadata": {"name": "e", "namespace": "n"}} | about)
+    said = look(worker)
+    assert (said.ready, said.reason) == (False, "PodRefused")
+    assert f"0 of 1 Jobs are ready. Job {job}: exceeded quota: q. Raise the Res" in said.message
+    # The driver of a SparkApplication.
+    look(OF_SPARK)
+    state = {"applicationState": {"state": "SUBMITTED"}}
+    kube.find("SparkApplication", "c")["status"] = state
+    assert look(OF_SPARK).reason == "ApplicationStarting"
+    driver = pod(message="0/1 nodes are available: Insufficient cpu.")
+    labels = {CONSUMER_LABEL: "c", "spark-role": "driver"}
+    driver["metadata"] |= {"name": "c-driver", "namespace": "n", "labels": labels}
+    driver["status"]["phase"] = "Pending"
+    kube.add({"apiVersion": "v1", "kind": "Pod", **driver})
+    said = look(OF_SPARK)
+    assert said.reason == "Unschedulable"
+    assert "The SparkApplication is SUBMITTED. c-driver: 0/1 nodes" in said.message
 
 
 @pytest.mark.parametrize(
