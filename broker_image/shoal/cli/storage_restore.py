@@ -17,6 +17,7 @@ from shoal.cli import output, timestamps
 from shoal.cli.failures import REFUSED
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, guarded
+from shoal.cli.terminal import say
 from shoal.log.storage import DiskStorage
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
@@ -252,7 +253,7 @@ def _print(report: Report, target: Target, format: Format) -> None:
     output.rows(format, rows, empty="The cluster had no topics.")
     if format is Format.TABLE:
         alone = "" if target.node_id in target.brokers else " It is not a broker: metadata only."
-        print(
+        say(
             f"Node {target.node_id} of cluster {report.cluster_id} is in {target.data_dir}, as of"
             f" {output.when(report.written_ms)}.{alone} Restore the other nodes, then start all."
         )
