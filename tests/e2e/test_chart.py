@@ -151,10 +151,20 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
     assert len(shared) == 3 * given["aggregatedRoles.enabled"]
 
 
+def test_the_namespace_of_the_release_is_watched_by_default() -> None:
+    made = template(**{"racks.enabled": False, "workloads.spark": False})
+    (operator,) = (m for m in made if m["kind"] == "Deployment")
+    (container,) = operator["spec"]["template"]["spec"]["containers"]
+    assert "--namespace=shoal-system" in container["args"]
+    assert "--all-namespaces" not in container["args"]
+    bound = [m["roleRef"]["name"] for m in made if m["kind"] == "ClusterRoleBinding"]
+    assert bound == [], "the operator has no permission outside of its namespace"
+
+
 @pytest.mark.parametrize("on", BOTH)
 def test_jobs_are_started_and_deleted_if_they_are_on(on: bool) -> None:
     made = template(**{"workloads.job": on})
-    verbs = {verb for resource, verb in permissions(made, "ClusterRole") if resource == "jobs"}
+    verbs = {verb for resource, verb in permissions(made, "Role") if resource == "jobs"}
     assert verbs == ({"get", "list", "watch", "create", "delete"} if on else set())
     (operator,) = (m for m in made if m["kind"] == "Deployment")
     (container,) = operator["spec"]["template"]["spec"]["containers"]
@@ -165,7 +175,7 @@ def test_jobs_are_started_and_deleted_if_they_are_on(on: bool) -> None:
 def test_workloads_of_others_are_scaled_and_not_changed(on: bool) -> None:
     workloads = {"workloads.deployment": False, "workloads.scaleTargetRef": on}
     workloads["racks.enabled"] = False
-    granted = permissions(template(**workloads), "ClusterRole")
+    granted = permissions(template(**workloads), "Role")
     of_deployments = {(r, verb) for r, verb in granted if r.startswith("deployments")}
     expected = {("deployments/scale", verb) for verb in ("get", "patch")} if on else set()
     assert of_deployments == expected
