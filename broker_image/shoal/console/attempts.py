@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FAILURES_MAX, PAUSE_S = 10, 30.0
 #: Addresses that are kept; the one without a failure for longest is forgotten first.
 ADDRESSES_MAX = 10_000
-#: Whoever has one address of IPv6 has all with this prefix.
+#: A host with one address of IPv6 often owns all with this prefix.
 _IPV6_PREFIX_BITS = 64
 
 
