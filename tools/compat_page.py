@@ -13,10 +13,12 @@ from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol import features
 from shoal.protocol.api import ApiKey
+from shoal.protocol.codec import BODY_SIZE_MAX, ENTRIES_MAX, WHOLE_ENTRIES_MAX, largest_count
 from shoal.protocol.feature_levels import SECURITY_FEATURE
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS, api_versions, describe_share_group_offsets
+from shoal.server.network.pieces import PIECE_ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,6 +97,22 @@ never changes. [Kafka Streams](streams.md) runs an example with both protocols.
 """
 
 
+def name(key: ApiKey) -> str:
+    """Return an API's name in Kafka's schemas."""
+    return "".join(word.capitalize() for word in key.name.split("_"))
+
+
+def _limits() -> str:
+    """Return the rows of APIs with a lower limit on entries, the largest first."""
+    by_limit: dict[int, list[str]] = {WHOLE_ENTRIES_MAX: ["Produce", "ShareFetch"]}
+    for key in HANDLERS:
+        if (limit := largest_count(key)) != ENTRIES_MAX:
+            by_limit.setdefault(limit, []).append(name(ApiKey(key)))
+    return "\n".join(
+        f"| {', '.join(names)} | {limit:,} |" for limit, names in sorted(by_limit.items())[::-1]
+    )
+
+
 _RECORDS = f"""\
 ## Batches that only Shoal refuses
 
@@ -109,6 +127,21 @@ Kafka stores these batches, and readers fail on them. Shoal answers `INVALID_REC
 For a batch that cannot be decompressed Kafka answers `UNKNOWN_SERVER_ERROR`, Shoal
 `INVALID_RECORD`; for an unknown codec Shoal answers `UNSUPPORTED_COMPRESSION_TYPE`. Shoal gives an
 error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records.
+
+## Large requests
+
+A request may have {ENTRIES_MAX:,} entries in all its arrays together, such as topics and
+partitions, and {BODY_SIZE_MAX >> 20} MiB without records. Kafka has only
+`socket.request.max.bytes`. These limits are lower:
+
+| APIs | entries |
+| --- | --- |
+{_limits()}
+
+A larger request closes its connection, with a line in the log. So that other clients do not
+wait, a broker handles {PIECE_ENTRIES} entries of a request at a time. CreateTopics of more topics
+is therefore several changes of the metadata, and the first of two topics with one name may be
+created.
 
 ## Batches behind a refused one
 
@@ -319,11 +352,6 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
 
 def _shown(answer: str) -> str:
     return _SHOWN.get(answer) or f"`{answer.upper()}`"
-
-
-def name(key: ApiKey) -> str:
-    """Return an API's name in Kafka's schemas."""
-    return "".join(word.capitalize() for word in key.name.split("_"))
 
 
 def kafka_listeners(key: ApiKey) -> Listeners:

@@ -49,22 +49,33 @@ ENTRIES_MAX = 40_000
 WHOLE_ENTRIES_MAX = 20_000
 #: The controller refuses to change more at once, as Kafka's does (MAX_RECORDS_PER_USER_OP).
 _CHANGES_MAX = 10_000
-#: Lower limits for APIs whose handlers take a request as a whole. A follower may fetch 10,000
-#: partitions.
+#: Lower limits. A follower may fetch 10,000 partitions, and a tool may ask for the configs of as
+#: many topics.
 _ENTRIES_MAX_OF: dict[int, int] = {
     ApiKey.FETCH: 25_000,
     ApiKey.LIST_GROUPS: 100,
     ApiKey.CREATE_TOPICS: _CHANGES_MAX,
     ApiKey.DELETE_TOPICS: _CHANGES_MAX,
     ApiKey.WRITE_TXN_MARKERS: _CHANGES_MAX,
+    ApiKey.DESCRIBE_CONFIGS: 20_000,
     ApiKey.DELETE_ACLS: _CHANGES_MAX,
     ApiKey.ALTER_CONFIGS: _CHANGES_MAX,
     ApiKey.CREATE_PARTITIONS: _CHANGES_MAX,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _CHANGES_MAX,
+    ApiKey.CREATE_DELEGATION_TOKEN: 1_000,
+    ApiKey.DESCRIBE_GROUPS: 20_000,
+    ApiKey.DELETE_GROUPS: 20_000,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: 20_000,
+    ApiKey.SHARE_GROUP_DESCRIBE: 20_000,
+    ApiKey.STREAMS_GROUP_DESCRIBE: 20_000,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: 30_000,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _CHANGES_MAX,
     ApiKey.DESCRIBE_CLIENT_QUOTAS: 100,
     ApiKey.ALTER_CLIENT_QUOTAS: _CHANGES_MAX,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _CHANGES_MAX,
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: 20_000,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: 15_000,
+    # An answer has 2,000 partitions at most.
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 10_000,
 }
 #: The same for a request with strings that are not UTF-8, or other odd values. Reading these takes
 #: ten times as long. No client needs more.
@@ -345,6 +356,11 @@ def _as_attributes(value: Any) -> Any:
     return [_as_attributes(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+def largest_count(api_key: int) -> int:
+    """Return how many entries all arrays of a request may have together."""
+    return _ENTRIES_MAX_OF.get(api_key, ENTRIES_MAX)
+
+
 def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """Parse a request body of bounded size.
 
@@ -356,8 +372,7 @@ def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
-        entries_max = _ENTRIES_MAX_OF.get(api_key, ENTRIES_MAX)
-        _length_check(api_key, version, True)(buf, at, entries_max)
+        _length_check(api_key, version, True)(buf, at, largest_count(api_key))
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.request, buf, at)

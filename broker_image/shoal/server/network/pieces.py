@@ -3,9 +3,8 @@
 A handler returns at once, so one call for 40,000 names would hold all other clients up for seconds.
 `TABLE` lists the APIs whose answer has an entry for each entry of the request. For these, the
 handler is called with a part of the entries at a time, and the answers are joined. Handlers know
-nothing of it. As in Kafka, such entries succeed or fail one by one. Changes of metadata are not in
-the table, since the controller decides on a request as a whole: their entries are fewer
-(`protocol.codec`).
+nothing of it. As in Kafka, such entries succeed or fail one by one. A duplicate is refused as one
+in its piece; behind it, it finds what the first one did.
 
 The connection handles its next request after the last piece, so that the order of requests stays.
 """
@@ -58,11 +57,16 @@ TABLE: dict[int, tuple[Paths, ...]] = {
     ),
     ApiKey.FIND_COORDINATOR: (_paths("coordinator_keys", "coordinators"),),
     ApiKey.DESCRIBE_GROUPS: _same("groups"),
+    ApiKey.CREATE_TOPICS: _same("topics"),
+    ApiKey.DELETE_TOPICS: (_paths("topics", "responses"), _paths("topic_names", "responses")),
     ApiKey.DELETE_RECORDS: _PARTITIONS,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _PARTITIONS,
     ApiKey.TXN_OFFSET_COMMIT: _PARTITIONS,
     ApiKey.DESCRIBE_CONFIGS: (_paths("resources", "results"),),
+    ApiKey.ALTER_CONFIGS: (_paths("resources", "responses"),),
+    ApiKey.CREATE_PARTITIONS: (_paths("topics", "results"),),
     ApiKey.DELETE_GROUPS: (_paths("groups_names", "results"),),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (_paths("resources", "responses"),),
     ApiKey.OFFSET_DELETE: _PARTITIONS,
     ApiKey.DESCRIBE_PRODUCERS: (_paths("topics.partition_indexes", "topics.partitions"),),
     ApiKey.DESCRIBE_TRANSACTIONS: (_paths("transactional_ids", "transaction_states"),),
