@@ -129,6 +129,18 @@ def consume(target: Target, topic: str, group: str) -> None:
             client.call(ApiKey.SHARE_FETCH, 1, fields)
 
 
+def produce_bombs(target: Target) -> None:
+    """One request with many batches, each of which expands to what a broker validates at once."""
+    topic = "produced-bombs"
+    bomb = bytes(build_batch([(1, b"k", bytes(1_000_000), ())], compression="zstd"))
+    partitions = [{"index": 0, "records": bomb}] * target.count(4000)
+    topics = [{"name": topic, "partition_data": partitions}]
+    with target.connect() as client:
+        with contextlib.suppress(AssertionError):  # It exists.
+            client.create_topic(topic)
+        client.call(ApiKey.PRODUCE, 9, {"acks": 1, "timeout_ms": 1000, "topic_data": topics})
+
+
 def make_up_tokens(target: Target) -> None:
     """SCRAM with ids of delegation tokens that nobody has."""
     for number in range(target.count(200)):
@@ -199,6 +211,7 @@ def ask_for_health(target: Target) -> None:
 CATALOGUE: tuple[Callable[[Target], None], ...] = (
     send_names_that_nobody_may_use,
     expand_batches,
+    produce_bombs,
     make_up_tokens,
     leave_in_the_middle,
     read_nothing,
