@@ -47,7 +47,7 @@ def login(store: Store, cluster: Manifest, consumer: Manifest) -> Login:
     wanted, own = cluster["metadata"]["name"], user["spec"]["cluster"]
     if own != wanted:
         text = (
-            f"QueueUser {name!r} belongs to QueueCluster {own!r}, and the ShareGroup to {wanted!r}."
+            f"QueueUser {name!r} belongs to QueueCluster {own!r}, and this resource to {wanted!r}."
             " Name a QueueUser of the same cluster in spec.user."
         )
         return Login(servers, problem=Verdict.refused("UserOfOtherCluster", text))

@@ -199,8 +199,8 @@ def diagnose_disks(disks: Sequence[Disk]) -> tuple[Diagnosis | None, Diagnosis |
     if broken and not (known and _below(known[0], FULL, FULL_BYTES)):
         return Diagnosis(
             "DiskFailed",
-            f"Broker {broken[0].broker_id} could not write to its volume and restarts. "
-            "Check the node's disk.",
+            f"Broker {broken[0].broker_id} cannot write to its volume, or cannot open a partition."
+            " Its log and /readyz say more. Check the node's disk.",
         ), None
     if not known:
         return None, None

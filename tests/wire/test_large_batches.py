@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
+from conditions import ceiling, eventually
 from faulty_batches import batch, record, records
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -90,7 +90,7 @@ def test_other_connections_are_served_meanwhile(
             worst.append(max(pauses))
             assert len(pauses) > 20, time.perf_counter() - begun
     # Other processes of the machine pause a test, too, but not each time.
-    assert min(worst) < STALL_MAX_S, worst
+    assert min(worst) < ceiling(STALL_MAX_S), worst
     assert stored(client, topic)[0].record_count == 2
 
 

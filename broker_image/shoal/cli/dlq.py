@@ -436,6 +436,7 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
                     "gone": done.records_missing,
                     "homeless": dict(done.topics_missing),
                     "others": done.not_dead_letters,
+                    "doubted": done.doubted,
                     "refused": done.refused,
                     "unfreed": done.not_freed,
                 },
@@ -450,3 +451,5 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
     say(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
     if skipped := ", ".join(f"{n} ({what})" for what, n in passed.items() if n):
         say(f"Skipped: {skipped}.")
+    if done.doubted:
+        say(f"Records that look like letters and do not count: {done.doubted}. {done.doubt}.")
