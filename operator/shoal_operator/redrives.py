@@ -16,7 +16,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.redrive import Redrive
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import clock, kube, redrive_users
+from shoal_operator import clock, failures, kube, redrive_users
 from shoal_operator.batch_reconciler import cluster_not_found, live_cluster, of_external
 from shoal_operator.conditions import Verdict, is_ready
 from shoal_operator.model import external
@@ -107,7 +107,7 @@ class Redrives:
         for uid in list(self._runs):
             if not self._goes_on(uid, resources.get(uid)):
                 await self._stop(uid)
-        waiting = [await self._one(uid, one) for uid, one in resources.items()]
+        waiting = [await self._safely(uid, one) for uid, one in resources.items()]
         return min((seconds for seconds in waiting if seconds is not None), default=None)
 
     async def close(self) -> None:
@@ -132,6 +132,16 @@ class Redrives:
         if not run.task.cancelled():
             with contextlib.suppress(ClientError):
                 run.task.result()
+
+    async def _safely(self, uid: str, resource: Manifest) -> float | None:
+        """Report one Redrive; its failure becomes its condition, and the others continue."""
+        try:
+            return await self._one(uid, resource)
+        except Exception as error:
+            if failures.is_of_all(error):
+                raise
+            await self._statuses.write(resource, failures.report(KIND, resource, error))
+            return RETRY_SECONDS
 
     async def _one(self, uid: str, resource: Manifest) -> float | None:
         """Report one Redrive; return seconds until the next pass, None without one."""

@@ -29,8 +29,10 @@ from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.kube import KubeError
 from shoal_operator.model import rebalance as rebalance_model
+from shoal_operator.model import redrive as redrive_model
 from shoal_operator.model import users as user_model
 from shoal_operator.rebalances import Rebalances
+from shoal_operator.redrives import Redrives
 from shoal_operator.settings import Settings
 from shoal_operator.topics import Topics
 
@@ -73,6 +75,7 @@ FAILING: dict[str, tuple[Any, str]] = {
     "QueueUser": (user_model, "acls"),
     "ShareConsumer": (consumers_module, "is_scaled"),
     "QueueRebalance": (rebalance_model, "is_complete"),
+    "Redrive": (redrive_model, "is_complete"),
 }
 NAMES = ("a-good", "b-bad", "c-good")
 
@@ -101,6 +104,10 @@ class World:
             nothing = dict.fromkeys(("partitions", "replicas", "bytes", "leaders"), 0)
             asked = {"request": rebalance_model.request(made), "proposal": nothing | {"id": "p"}}
             made["status"] = {"completionTime": STAMP, **asked}
+        elif kind == "Redrive":
+            made["spec"] |= {"topic": "dlq.none", "id": "1"}
+            ended = {"startTime": STAMP, "completionTime": STAMP}
+            made["status"] = redrive_model.fields(made, STAMP, 0, {}) | ended
         self.kube.add(made)
 
     async def reconcile(self, kind: str) -> None:
@@ -115,6 +122,7 @@ class World:
             "ShareGroup": groups,
             "ShareConsumer": Consumers(*place[:2], monitor, "n", "main", settings),
             "QueueRebalance": Rebalances(*place),
+            "Redrive": Redrives(*place),
         }
         try:
             if kind == "ShareConsumer":
@@ -190,6 +198,20 @@ def test_neighbours_of_a_bad_resource_are_ready(
     of_brokers = kind == "QueueRebalance" and way == "brokers"
     assert world.ready(kind, "b-bad")[1] == ("RebalanceFailed" if of_brokers else reason)
     assert warnings(world.kube, "b-bad")
+
+
+@pytest.mark.parametrize("way", ["exception", "brokers"])
+def test_neighbours_of_a_bad_redrive_are_ready(
+    shared_broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A Redrive has no objects that the API server could refuse."""
+    world, (error, reason) = World(shared_broker), WAYS[way]
+    for name in NAMES:
+        world.add("Redrive", name, way)
+    fail_at(monkeypatch, world.kube, "Redrive", error)
+    asyncio.run(world.reconcile("Redrive"))
+    assert [world.ready("Redrive", name)[0] for name in NAMES] == ["True", "False", "True"]
+    assert world.ready("Redrive", "b-bad")[1] == reason
 
 
 @pytest.mark.parametrize("way", WAYS)
