@@ -72,8 +72,7 @@ class ShoalProcess:
         self.configs = dict(configs or {})
         self.environment = dict(environment or {})
         self.flags = tuple(flags)
-        #: Put before the broker's command at the next start.
-        self.command = tuple(command)
+        self._command = tuple(command)
         self.start_timeout_s = start_timeout_s
         self.bootstrap = "127.0.0.1:0"
         self._listener = listener
@@ -129,7 +128,7 @@ class ShoalProcess:
             pairs.append(f"--data-dir={self.data_dir}")
         self._process = subprocess.Popen(
             [
-                *self.command,
+                *self._command,
                 sys.executable,
                 "-m",
                 "shoal.cli",

@@ -50,7 +50,7 @@ LOAD_RETRY_SECONDS = 2.0
 
 #: The fields that `/scale` returns for a ShareConsumer, where they are known.
 SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
-_MANAGED = {names.MANAGED_BY: names.FIELD_MANAGER}
+_MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
 CUSTOM = (
     "QueueCluster",
     "QueueTopic",
@@ -384,8 +384,6 @@ class Operator:
         for loop, kind in of_kinds:
             for other in self.store.of_cluster(kind, *key):
                 loop.enqueue(other["metadata"]["name"])
-        # Users may have been deleted while the cluster was away.
-        loops.users.enqueue_all()
         for name in loops.share_consumers.list_names():
             loops.consumers.enqueue(name)
 
@@ -415,19 +413,14 @@ class Operator:
 
     async def _report_orphans(self, wanted: list[str]) -> float | None:
         """Write the status of ShareConsumers whose ShareGroup does not exist."""
-        statuses, refused = Statuses(self._kube, self.store), None
+        statuses = Statuses(self._kube, self.store)
         for full_name in wanted:
             consumer = self.store.get("ShareConsumer", *full_name.split("/"))
             if consumer is None or self._cluster_of(consumer):
                 continue
             group = consumer["spec"]["shareGroup"]
             text = f"ShareGroup {group!r} does not exist in this namespace."
-            try:
-                await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
-            except KubeError as error:
-                refused = error
-        if refused is not None:
-            raise refused
+            await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
         return None
 
     # -- the loops of a cluster

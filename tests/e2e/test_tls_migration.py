@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from conditions import eventually
 from e2e.producing import consuming, producing
@@ -29,8 +27,8 @@ MTLS = {
 STAGE = "shoal.dev/internal-tls"
 
 
-def cluster(*listeners: Manifest, **spec: Any) -> Manifest:
-    return queue_cluster(replicas=3, listeners=list(listeners), **spec)
+def cluster(*listeners: Manifest) -> Manifest:
+    return queue_cluster(replicas=3, listeners=list(listeners))
 
 
 def stage(queue: Resources) -> str:
@@ -48,8 +46,7 @@ def test_a_cluster_moves_to_tls_under_load(resources: Resources) -> None:
     assert stage(resources) == ""
     resources.start_pods(client_pod("client"))
     with consuming(resources, "workers", members=2) as deliveries, producing(resources) as counts:
-        # Clients of the old listener do not log in. They would have no permissions.
-        resources.apply(cluster(PLAIN, MTLS, authorization={"type": "none"}))
+        resources.apply(cluster(PLAIN, MTLS))
 
         def migrated() -> bool:
             assert stage(resources) == "migrated", stage(resources)

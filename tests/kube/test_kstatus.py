@@ -66,14 +66,10 @@ AT_WORK = (
     "LoginFailed",
     "UserSecretNotFound",
     "ScaleTargetNotFound",
-    "ShareGroupNotReady",
     "Restoring",
     "RestoreWaits",
 )
 STALLED = (
-    "Defect",
-    "RequestRefused",
-    "ObjectNotOwned",
     "RestoreRefused",
     "NoMajority",
     "NodePoolNotAllowed",
@@ -89,8 +85,6 @@ STALLED = (
     "ListenerNotAllowed",
     "UserClaimed",
     "UserOfOtherCluster",
-    "UserRequired",
-    "UserWithoutCredentials",
     "SecretNotOwned",
     "NotAuthorized",
     "PartitionsNeverShrink",

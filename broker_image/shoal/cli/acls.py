@@ -21,7 +21,6 @@ from shoal.cli.resources import (
     word,
 )
 from shoal.cli.session import USAGE, Failed, command, new_app
-from shoal.cli.terminal import say
 from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError
@@ -187,7 +186,7 @@ async def add(
         output.rows(format, [row(acl) for acl in added])
     else:
         for acl in added:
-            say(f"Added: {sentence(acl)}.")
+            print(f"Added: {sentence(acl)}.")
     _fail_for(error for error in results.values() if error is not None)
 
 
@@ -245,7 +244,7 @@ async def _confirm(client: Client, filters: list[AclFilter], yes: bool) -> None:
         return
     found = {acl: None for one in filters for acl in await client.admin.acls.describe(one)}
     for acl in sorted(found, key=_order):
-        say(f"  {sentence(acl)}", file=sys.stderr)
+        print(f"  {sentence(acl)}", file=sys.stderr)
     if found:
         number = f"{len(found)} entries" if len(found) > 1 else "this entry"
         prompts.confirm(f"Remove {number}?")
@@ -256,9 +255,9 @@ def _print_removed(removed: list[Acl], format: Format) -> None:
         output.rows(format, [row(acl) for acl in removed])
         return
     for acl in removed:
-        say(f"Removed: {sentence(acl)}.")
+        print(f"Removed: {sentence(acl)}.")
     if not removed:
-        say("No access control entry matches.")
+        print("No access control entry matches.")
 
 
 def _order(acl: Acl) -> tuple[object, ...]:

@@ -11,7 +11,6 @@ from shoal.cli import output
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
-from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.configs import (
     AlterOperation,
@@ -145,7 +144,7 @@ async def set_configs(
     operation = AlterOperation.APPEND if append else AlterOperation.SET
     changes = [ConfigChange(key, value, operation) for key, value in wanted.items()]
     await _alter(client, _resource(kind, name), changes)
-    say(f"Set {', '.join(wanted)} of {kind} {name}.")
+    print(f"Set {', '.join(wanted)} of {kind} {name}.")
 
 
 @command(app, "unset")
@@ -158,7 +157,7 @@ async def unset_configs(
     """Restore the defaults of configs."""
     changes = [ConfigChange(key, None, AlterOperation.DELETE) for key in keys]
     await _alter(client, _resource(kind, name), changes)
-    say(f"Reset {', '.join(keys)} of {kind} {name}.")
+    print(f"Reset {', '.join(keys)} of {kind} {name}.")
 
 
 async def _alter(client: Client, resource: Resource, changes: list[ConfigChange]) -> None:

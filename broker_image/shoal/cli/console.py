@@ -17,7 +17,6 @@ import typer
 from shoal.cli import side_console
 from shoal.cli.groups import Metrics
 from shoal.cli.session import USAGE, Failed, command, new_app
-from shoal.cli.terminal import say
 from shoal.client.client import Client
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ async def console(
     served = serving(settings, access, metrics=metrics, interval_s=interval, ssl_context=context)
     try:
         async with served as url:
-            say(f"The console is at {url}. Ctrl-C or SIGTERM stops it.", flush=True)
+            print(f"The console is at {url}. Ctrl-C or SIGTERM stops it.", flush=True)
             await ended.wait()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error

@@ -12,7 +12,6 @@ import typer
 from shoal.cli import output, timestamps
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
-from shoal.cli.terminal import say
 from shoal.client import lag, skipped_records
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -183,7 +182,7 @@ async def _alone(
             for record in await reader.poll(stop.wait_ms):
                 if ends and record.offset >= ends[TopicPartition(record.topic, record.partition)]:
                     continue
-                say(show(record))
+                print(show(record))
                 if stop.took():
                     return
             if flush:
@@ -199,7 +198,7 @@ async def _in_group(consumer: GroupConsumer, show: Callable[[AnyRecord], str], s
     while not stop.idle:
         polled = await consumer.poll(stop.wait_ms)
         for record in polled:
-            say(show(record), flush=True)
+            print(show(record), flush=True)
             if stop.took():
                 # Leave the rest of the poll to the group's next member.
                 for unread in polled:

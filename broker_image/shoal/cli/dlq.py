@@ -14,7 +14,6 @@ import typer
 from shoal.cli import output, prompts, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
-from shoal.cli.terminal import say
 from shoal.client import dead_letter_topics, lag
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -184,7 +183,7 @@ async def purge(
         ends |= {where: o.offset for where, o in listed.items() if o.offset >= 0}
     count = sum(max(0, ends[where] - start) for where, (start, _) in bounds.items())
     if not count:
-        say(f"{topic} has no such letters.")
+        print(f"{topic} has no such letters.")
         return
     noun = "record" if count == 1 else "records"
     if not yes:
@@ -192,7 +191,7 @@ async def purge(
             raise Failed(f"--yes is missing: {count} {noun} of {topic} would be deleted.", USAGE)
         prompts.confirm(f"Delete {count} {noun} of {topic}?")
     expect(await client.admin.topics.delete_records(ends))
-    say(f"Deleted {count} {noun} of {topic}.")
+    print(f"Deleted {count} {noun} of {topic}.")
 
 
 @command(app, "redrive")
@@ -221,7 +220,7 @@ async def redrive(
             raise Failed("--interactive prints tables only. Leave out --format json.", USAGE)
         chosen = await _choose(client, topic, wanted, max_letters)
         if not chosen:
-            say("No letter was chosen.")
+            print("No letter was chosen.")
             return
         plans = [
             Plan(
@@ -310,7 +309,7 @@ async def skip(
         ranges = {where: [*found.ranges()] for where, found in by_partition.items()}
         expect(await client.admin.share_groups.free(group, ranges))
     if format is Format.JSON:
-        say(
+        print(
             json.dumps(
                 {"group": group, "dry_run": dry_run, "skipped": [one.row() for one in held]},
                 indent=2,
@@ -320,7 +319,7 @@ async def skip(
     output.rows(format, [one.row() for one in held])
     noun = "record" if len(held) == 1 else "records"
     verb = "Would skip" if dry_run else "Skipped"
-    say(f"{verb} {len(held)} {noun} of group {group} that held a key.")
+    print(f"{verb} {len(held)} {noun} of group {group} that held a key.")
 
 
 async def _choose(
@@ -423,7 +422,7 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
         **{f"topic {name} does not exist": n for name, n in done.topics_missing.items()},
     }
     if format is Format.JSON:
-        say(
+        print(
             json.dumps(
                 {
                     "topic": plan.topic,
@@ -436,7 +435,6 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
                     "gone": done.records_missing,
                     "homeless": dict(done.topics_missing),
                     "others": done.not_dead_letters,
-                    "doubted": done.doubted,
                     "refused": done.refused,
                     "unfreed": done.not_freed,
                 },
@@ -448,8 +446,6 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
     verb = "Would redrive" if plan.dry_run else "Redrove"
     noun = "letter" if done.total == 1 else "letters"
     where = f"into {plan.to}" if plan.to else "into their source topics"
-    say(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
+    print(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
     if skipped := ", ".join(f"{n} ({what})" for what, n in passed.items() if n):
-        say(f"Skipped: {skipped}.")
-    if done.doubted:
-        say(f"Records that look like letters and do not count: {done.doubted}. {done.doubt}.")
+        print(f"Skipped: {skipped}.")

@@ -15,7 +15,6 @@ from shoal.cli import output
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.resources import Resource, parse, principal, row, sentence, word
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
-from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.configs import Resource as ConfigResource
 from shoal.client.configs import ResourceType as ConfigType
@@ -81,7 +80,7 @@ async def explain(
         ["operation", "resource", "condition", "allowed", "rule"],
     )
     if format is Format.TABLE:
-        say(_verdict(who, key, given, found))
+        print(_verdict(who, key, given, found))
 
 
 def _types(key: ApiKey) -> list[ResourceType]:

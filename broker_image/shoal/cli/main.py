@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from shoal import __version__
-from shoal.cli.terminal import say
 
 
 class Command(NamedTuple):
@@ -103,7 +102,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        say(f"shoal {__version__}")
+        print(f"shoal {__version__}")
         raise typer.Exit
 
 

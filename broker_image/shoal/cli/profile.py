@@ -14,7 +14,6 @@ from shoal.cli import output, profiles
 from shoal.cli.client_properties import from_flags
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, Property, guarded, new_app
-from shoal.cli.terminal import say
 from shoal.client import config_providers
 from shoal.client.errors import ClientError
 from shoal.client.properties import properties
@@ -74,7 +73,7 @@ def create(
             known.current = name
         profiles.save(known)
         in_use = ". Commands use it" if known.current == name else ""
-        say(f"Created profile {name}{in_use}.")
+        print(f"Created profile {name}{in_use}.")
 
     _guarded(run)
 
@@ -88,7 +87,7 @@ def use(name: Name) -> None:
         where = known[name].get(_BOOTSTRAP)
         known.current = name
         profiles.save(known)
-        say(f"Commands use profile {name} ({where}).")
+        print(f"Commands use profile {name} ({where}).")
 
     _guarded(run)
 
@@ -154,7 +153,7 @@ def delete(name: Name) -> None:
         if known.current == name:
             known.current = None
         profiles.save(known)
-        say(f"Deleted profile {name}.")
+        print(f"Deleted profile {name}.")
 
     _guarded(run)
 

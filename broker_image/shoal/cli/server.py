@@ -20,7 +20,6 @@ from uuid import uuid4
 import typer
 
 from shoal.cli import add_scram as first_users
-from shoal.cli import terminal
 
 if TYPE_CHECKING:
     from shoal.cli.side_console import SideConsole
@@ -264,7 +263,7 @@ def _run_host(
         for name, text in resolved.given.items()
         if name.startswith(_OF_CONTROLLER_LISTENER) and name not in flags
     )
-    supervisor = host.Host(found, command, say, lambda line: terminal.say(line, file=sys.stderr))
+    supervisor = host.Host(found, command, say, lambda line: print(line, file=sys.stderr))
     raise typer.Exit(asyncio.run(supervisor.run(started)))
 
 
@@ -314,9 +313,9 @@ def _file(path: Path | None) -> tuple[str, str]:
 
 
 def _say(line: str) -> None:
-    terminal.say(line, flush=True)
+    print(line, flush=True)
 
 
 def _fail(sentence: str) -> NoReturn:
-    terminal.say(f"shoal server: {sentence}", file=sys.stderr)
+    print(f"shoal server: {sentence}", file=sys.stderr)
     raise typer.Exit(1)

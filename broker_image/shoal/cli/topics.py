@@ -11,7 +11,6 @@ from shoal.cli import output, prompts, reassign, timestamps
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
-from shoal.cli.terminal import say
 from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.cluster import Topic, TopicPartition
@@ -84,9 +83,9 @@ async def create(
     failures = {}
     for name, result in results.items():
         if not isinstance(result, KafkaError):
-            say(f"Created topic {name} with {_count(result.partitions, 'partition')}.")
+            print(f"Created topic {name} with {_count(result.partitions, 'partition')}.")
         elif if_not_exists and result.code == ErrorCode.topic_already_exists:
-            say(f"Topic {name} already exists.")
+            print(f"Topic {name} already exists.")
         else:
             failures[name] = result
     _fail_for(failures)
@@ -131,7 +130,7 @@ async def describe(
         return
     for at, one in enumerate(described):
         if at:
-            say()
+            print()
         title = f"{one['topic']}   id {one['topic_id']}"
         configs_text = output.cell(one["configs"])
         output.print_table(
@@ -181,7 +180,7 @@ async def alter(
         expect(await client.admin.configs.alter({Resource(ResourceType.TOPIC, topic): changes}))
     if partitions is not None:
         expect(await client.admin.topics.create_partitions({topic: partitions}))
-    say(f"Altered topic {topic}.")
+    print(f"Altered topic {topic}.")
 
 
 @command(app, "delete")
@@ -203,7 +202,7 @@ async def delete(
     for name in present:
         error = results.get(name)
         if error is None:
-            say(f"Deleted topic {name}.")
+            print(f"Deleted topic {name}.")
         else:
             failures[name] = error
     _fail_for(failures)

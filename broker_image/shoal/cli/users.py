@@ -11,7 +11,6 @@ import typer
 from shoal.cli import output, passwords
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
-from shoal.cli.terminal import say
 from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError
@@ -87,7 +86,7 @@ async def add(
         ]
     )
     _fail_for(results)
-    say(f"Set the password of {user}.")
+    print(f"Set the password of {user}.")
 
 
 @command(app, "remove")
@@ -117,7 +116,7 @@ async def remove(
     results = await client.admin.users.alter(deletions=deletions) if deletions else {}
     for name, error in results.items():
         if error is None:
-            say(f"Removed {', '.join(str(m) for n, m in deletions if n == name)} of {name}.")
+            print(f"Removed {', '.join(str(m) for n, m in deletions if n == name)} of {name}.")
         else:
             failures[name] = error
     _fail_for(failures)

@@ -120,12 +120,9 @@ class ApplicationRecoverable(TransactionError):
 
 
 class ProducerFenced(ApplicationRecoverable):
-    """Another producer of the same transactional id has started, or the transaction timed out."""
+    """Another producer of the same transactional id has started."""
 
-    remedy = (
-        "Another producer has started with this transactional id, or the transaction took longer"
-        " than its timeout. Close this producer"
-    )
+    remedy = "Another producer has started with this transactional id. Close this one"
 
 
 class InvalidConfiguration(TransactionError):

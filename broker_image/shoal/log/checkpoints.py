@@ -95,20 +95,13 @@ def write_properties(storage: Storage, path: str, values: Mapping[str, str]) -> 
 
 
 def read_partition_metadata(storage: Storage, path: str) -> str | None:
-    """Return the topic id in a `partition.metadata` file (base64, as Kafka writes it).
-
-    Return None without the file, or if it is empty or has zeros only, as after a power loss. The
-    text is empty if the file is damaged.
-    """
+    """Return the topic id in a `partition.metadata` file (base64, as Kafka writes it), or None."""
     try:
-        data = storage.read_file(path)
+        text = storage.read_file(path).decode()
     except FileNotFoundError:
         return None
-    if not data.strip(b"\0"):
-        return None
-    lines = data.decode(errors="replace").splitlines()
-    pairs = dict(line.split(": ", 1) for line in lines if ": " in line)
-    return pairs.get("topic_id", "") if pairs.get("version") == "0" else ""
+    pairs = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    return pairs.get("topic_id") if pairs.get("version") == "0" else None
 
 
 def write_partition_metadata(storage: Storage, path: str, topic_id: str) -> None:

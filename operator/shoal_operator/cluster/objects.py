@@ -138,8 +138,7 @@ class ClusterObjects:
             }
             if any(stale.values()):
                 await self._kube.merge(claim, {"metadata": stale})
-            # The controller of the StatefulSet has created it, or the user from a snapshot.
-            self._store.put(await self._kube.apply(want, adopt=True))
+            self._store.put(await self._kube.apply(want))
 
     async def _grow_claims(self, cluster: Manifest, pool: NodePool) -> None:
         """Raise the requests of a pool's volume claims to its `storage.size`."""

@@ -117,5 +117,4 @@ class TokenKeys:
         )
         before = self._store.get("Secret", self._namespace, security.token_key(self._name))
         if before is None or has_drifted(want, before) or before.get("data") != want["data"]:
-            # The Secret may come from the user, or from a backup.
-            self._store.put(await self._kube.apply(want, adopt=True))
+            self._store.put(await self._kube.apply(want))

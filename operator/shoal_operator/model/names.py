@@ -13,7 +13,6 @@ API_VERSION = f"{GROUP}/{VERSION}"
 FIELD_MANAGER = "shoal-operator"
 #: Finalizer of resources with `deletionPolicy: Delete`.
 FINALIZER = f"{GROUP}/delete"
-MANAGED_BY = "app.kubernetes.io/managed-by"
 CLUSTER_LABEL = f"{GROUP}/cluster"
 CONSUMER_LABEL = f"{GROUP}/share-consumer"
 USER_LABEL = f"{GROUP}/user"
@@ -77,7 +76,7 @@ def labels(cluster: str, component: str = "broker") -> dict[str, str]:
         "app.kubernetes.io/name": "shoal",
         "app.kubernetes.io/instance": cluster,
         "app.kubernetes.io/component": component,
-        MANAGED_BY: FIELD_MANAGER,
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
         CLUSTER_LABEL: cluster,
     }
 
@@ -87,7 +86,7 @@ def consumer_labels(consumer: str, cluster: str) -> dict[str, str]:
         "app.kubernetes.io/name": "shoal-consumer",
         "app.kubernetes.io/instance": consumer,
         "app.kubernetes.io/component": "share-consumer",
-        MANAGED_BY: FIELD_MANAGER,
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
         CLUSTER_LABEL: cluster,
         CONSUMER_LABEL: consumer,
     }

@@ -42,11 +42,9 @@ class MemberSessions(ShareSessions):
         client_id: str = "",
     ) -> ShareSession:
         """Open a member's session, which ends with its connection. Raises
-        SHARE_SESSION_NOT_FOUND, SHARE_SESSION_LIMIT_REACHED."""
-        session = self.open(
-            group_id, member_id, peer.connection_id, partitions, client_id, peer.principal
-        )
+        SHARE_SESSION_LIMIT_REACHED."""
         self._purgatory.wake(("share member", group_id, member_id))
+        session = self.open(group_id, member_id, peer.connection_id, partitions, client_id)
         peer.closed_calls.put(("share session", group_id, member_id), partial(self._lost, session))
         return session
 
