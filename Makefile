@@ -13,7 +13,7 @@ extra = $(patsubst %,$(VENV)/.extra-%,$(1))
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help prerequisites venv release compiled check lint types imports unit model sim wire fuzz java jars java-if-there compat spark brokers kube cluster image e2e e2e-nodes demo demo-kubernetes bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed coverage-map test-all nightly docs site lock clean
+.PHONY: help prerequisites venv release compiled check lint types imports unit model sim wire hostile fuzz java jars java-if-there compat spark brokers kube cluster image e2e e2e-nodes demo demo-kubernetes bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed coverage-map test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -62,6 +62,8 @@ unit wire model: venv       ## one kind of test
 	$(PYTEST) -q -n 2 tests/$@
 sim: venv                   ## simulations of quorums, replicas and clusters with faults; SEED=n repeats one
 	$(PYTEST) -q tests/sim $(if $(SEED),-k one_seed)
+hostile: venv               ## attackers beside a quiet client, which measures the broker's turns and memory; 10 minutes
+	$(PYTEST) -q -m "nightly or not nightly" tests/hostile
 fuzz: venv $(call extra,fuzz) ## fuzz the parsers for five minutes; FUZZ="--seconds 3600" for longer
 	$(BIN)/python tests/wire/fuzz_parsers.py $(FUZZ)
 java: jars venv  ## fetch what tests take from other projects: Kafka's clients and tools, axe-core, promtool
@@ -123,7 +125,7 @@ E2E_CI := tests/e2e/test_chart.py $(addprefix tests/e2e/test_,install.py::test_t
 WORKERS ?= 4
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
-TESTED := $(patsubst %,tests/%,unit model sim wire kube cluster spark compat)
+TESTED := $(patsubst %,tests/%,unit model sim wire hostile kube cluster spark compat)
 test: prerequisites-test venv java-if-there $(call extra,spark jobs plots) ## all tests without Kubernetes; says what it left out. CI=true adds a part of `e2e` and leaves nothing out
 	$(PYTEST) -q $(SLOWEST) -n $(WORKERS) $(TESTED) $(if $(CI),$(E2E_CI))
 	@$(PYTHON) tools/prerequisites.py --left-out test

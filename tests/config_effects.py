@@ -139,6 +139,9 @@ test_the_rate_is_measured_over_the_windows remote.log.manager.copy.quota.window.
     remote.log.manager.copy.quota.window.size.seconds remote.log.manager.fetch.quota.window.num
     remote.log.manager.fetch.quota.window.size.seconds
 
+wire/test_lost_files.py
+test_strays_are_removed_after_the_configured_time shoal.log.stray.retention.ms
+
 wire/test_disk_trouble.py
 test_logs_at_their_limit_take_no_more_records_until_there_is_room shoal.log.dir.max.bytes
 

@@ -40,6 +40,8 @@ RANGES_S = 1800.0
 TOO_LATE, INTERRUPTED = 124, 130
 #: Racks and drains, on three nodes.
 NODES = "tests/e2e/test_nodes.py"
+#: Folders of tests that are parts of their own.
+APART = ("e2e", "compat", "hostile")
 CUT_SHORT = {TOO_LATE: "did not end in time", INTERRUPTED: "was interrupted"}
 #: Lines of a failed part's output that are printed.
 TAIL = 40
@@ -147,7 +149,9 @@ def parts_of(hours: float, seed: int) -> list[Part]:
         "e2e": select_e2e(0, "tests/e2e", *others),
         "e2e-spark": select_e2e(4, *WITH_SPARK),
         "compat": select_marked("tests/compat"),
-        "tests": select_marked("tests", "--ignore=tests/e2e", "--ignore=tests/compat"),
+        "tests": select_marked("tests", *(f"--ignore=tests/{name}" for name in APART)),
+        # Turns of the event loop are measured in CPU time, so it runs beside the others.
+        "hostile": select_marked("tests/hostile"),
         "e2e-nodes": Command(nodes.words, {**nodes.environment, "SHOAL_NODES": "3"}),
         "examples": Command(
             (*limited, "tests/unit", "tests/model"), {**drawn, "HYPOTHESIS_PROFILE": "nightly"}

@@ -72,7 +72,8 @@ class ShoalProcess:
         self.configs = dict(configs or {})
         self.environment = dict(environment or {})
         self.flags = tuple(flags)
-        self._command = tuple(command)
+        #: Put before the broker's command at the next start.
+        self.command = tuple(command)
         self.start_timeout_s = start_timeout_s
         self.bootstrap = "127.0.0.1:0"
         self._listener = listener
@@ -128,7 +129,7 @@ class ShoalProcess:
             pairs.append(f"--data-dir={self.data_dir}")
         self._process = subprocess.Popen(
             [
-                *self._command,
+                *self.command,
                 sys.executable,
                 "-m",
                 "shoal.cli",

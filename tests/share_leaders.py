@@ -42,6 +42,9 @@ class LogLeader:
         self.record_size = record_size
         self.read = read
         self.wake_soon = wake_soon
+        #: The work that waits for the worker thread, for a test to run.
+        self.aside: list[Callable[[], None]] = []
+        self.read_aside = self.aside.append
         self._end = end
         self._aborted_producer = aborted_producer
 
@@ -132,6 +135,10 @@ class FakePorts:
 
     def run_soon(self, call: Callable[[], None]) -> None:
         call()
+
+    def read_aside(self, call: Callable[[], None], then: Callable[[], None]) -> None:
+        call()
+        then()
 
     def wake(self, key: Hashable) -> None:
         self.woken.append(key)

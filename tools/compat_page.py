@@ -13,10 +13,12 @@ from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol import features
 from shoal.protocol.api import ApiKey
+from shoal.protocol.codec import BODY_SIZE_MAX, ENTRIES_MAX, WHOLE_ENTRIES_MAX, largest_count
 from shoal.protocol.feature_levels import SECURITY_FEATURE
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS, api_versions, describe_share_group_offsets
+from shoal.server.network.pieces import PIECE_ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,6 +97,22 @@ never changes. [Kafka Streams](streams.md) runs an example with both protocols.
 """
 
 
+def name(key: ApiKey) -> str:
+    """Return an API's name in Kafka's schemas."""
+    return "".join(word.capitalize() for word in key.name.split("_"))
+
+
+def _limits() -> str:
+    """Return the rows of APIs with a lower limit on entries, the largest first."""
+    by_limit: dict[int, list[str]] = {WHOLE_ENTRIES_MAX: ["Produce", "ShareFetch"]}
+    for key in HANDLERS:
+        if (limit := largest_count(key)) != ENTRIES_MAX:
+            by_limit.setdefault(limit, []).append(name(ApiKey(key)))
+    return "\n".join(
+        f"| {', '.join(names)} | {limit:,} |" for limit, names in sorted(by_limit.items())[::-1]
+    )
+
+
 _RECORDS = f"""\
 ## Batches that only Shoal refuses
 
@@ -110,6 +128,21 @@ For a batch that cannot be decompressed Kafka answers `UNKNOWN_SERVER_ERROR`, Sh
 `INVALID_RECORD`; for an unknown codec Shoal answers `UNSUPPORTED_COMPRESSION_TYPE`. Shoal gives an
 error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records.
 
+## Large requests
+
+A request may have {ENTRIES_MAX:,} entries in all its arrays together, such as topics and
+partitions, and {BODY_SIZE_MAX >> 20} MiB without records. Kafka has only
+`socket.request.max.bytes`. These limits are lower:
+
+| APIs | entries |
+| --- | --- |
+{_limits()}
+
+A larger request closes its connection, with a line in the log. So that other clients do not
+wait, a broker handles {PIECE_ENTRIES} entries of a request at a time. CreateTopics of more topics
+is therefore several changes of the metadata, and the first of two topics with one name may be
+created.
+
 ## Batches behind a refused one
 
 An idempotent producer has up to five batches under way. If a broker refuses one with
@@ -121,6 +154,20 @@ twice after that ([ADR 136](adr/0136-refuse-the-batches-behind-a-refused-one.md)
 After a change of leader, the first batch that breaks a producer's sequence gets
 `NOT_LEADER_OR_FOLLOWER` once, since the batches before it may still be on their way from the former
 leader ([ADR 139](adr/0139-send-back-a-batch-that-overtook-another.md)).
+
+## Transactions
+
+The coordinator gives the answers of Kafka 4.3.1 to each transaction request in each state, also
+while markers are being written (`tests/compat/test_transaction_states.py` compares both). One
+answer is that of a later release (KAFKA-20785): a producer that commits after the coordinator has
+aborted its transaction, because `transaction.timeout.ms` has passed, gets `PRODUCER_FENCED`. Kafka
+4.3.1 answers `INVALID_TXN_STATE`, which ends a thread of Kafka Streams.
+
+## Strings that are not UTF-8
+
+Shoal reads them as Kafka does, with U+FFFD for each invalid sequence. Only a request whose arrays
+have more than 10,000 entries may not have such strings: reading it would keep other clients
+waiting, and the broker closes the connection.
 
 ## Limit on records in flight
 
@@ -140,6 +187,19 @@ listener. Shoal answers `CLUSTER_AUTHORIZATION_FAILED`.
 
 In Kafka, removing a SCRAM credential only refuses new logins. Shoal also closes the connections of
 the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
+
+## What only Shoal refuses
+
+* CreateDelegationToken for an owner of another type than `User` gets `INVALID_PRINCIPAL_TYPE`. In
+  Kafka, a client with `CREATE_TOKENS` on others may become a principal of any type.
+* `errors.deadletterqueue.topic.name` of a group needs `WRITE` on the topic by the client that
+  sets it, as the brokers write there what the group's members reject. Headers
+  `__dlq.errors.*` that a record brings itself are not copied to the dead-letter topic.
+* A member of a share group, and its share session, belong to the principal that joined. To another
+  principal there is no such member (`UNKNOWN_MEMBER_ID`) and no such session
+  (`SHARE_SESSION_NOT_FOUND`).
+* The client id `__admin_client` lets brokers and super users write to internal topics. In Kafka, it
+  lets everybody with `WRITE` on the topic.
 """
 
 
@@ -292,11 +352,6 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
 
 def _shown(answer: str) -> str:
     return _SHOWN.get(answer) or f"`{answer.upper()}`"
-
-
-def name(key: ApiKey) -> str:
-    """Return an API's name in Kafka's schemas."""
-    return "".join(word.capitalize() for word in key.name.split("_"))
 
 
 def kafka_listeners(key: ApiKey) -> Listeners:

@@ -47,7 +47,7 @@ def login(store: Store, cluster: Manifest, consumer: Manifest) -> Login:
     wanted, own = cluster["metadata"]["name"], user["spec"]["cluster"]
     if own != wanted:
         text = (
-            f"QueueUser {name!r} belongs to QueueCluster {own!r}, and the ShareGroup to {wanted!r}."
+            f"QueueUser {name!r} belongs to QueueCluster {own!r}, and this resource to {wanted!r}."
             " Name a QueueUser of the same cluster in spec.user."
         )
         return Login(servers, problem=Verdict.refused("UserOfOtherCluster", text))
@@ -85,9 +85,20 @@ def _without_user(cluster: Manifest) -> Login:
     inside = [n for n in cluster["spec"]["listeners"] if listeners.is_internal(n)]
     anyone = [n for n in inside if not security.authentication(n)]
     if anyone:
-        return Login(listeners.bootstrap_servers(cluster, anyone[0]))
+        return Login(listeners.bootstrap_servers(cluster, anyone[0]), warning=_anonymous(cluster))
     text = (
         f"Clients of QueueCluster {cluster['metadata']['name']!r} log in, and spec.user names no "
         "QueueUser. Set spec.user, unless the pods have credentials of their own."
     )
     return Login(cluster_model.bootstrap_servers(cluster), warning=("NoUser", text))
+
+
+def _anonymous(cluster: Manifest) -> tuple[str, str] | None:
+    if not security.is_authorized(cluster):
+        return None
+    text = (
+        f"Requests to QueueCluster {cluster['metadata']['name']!r} need permissions, and spec.user "
+        "names no QueueUser: the pods are User:ANONYMOUS. Set spec.user, or give that principal "
+        "the permissions."
+    )
+    return "NoUser", text

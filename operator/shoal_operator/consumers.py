@@ -8,12 +8,14 @@ in `status.desiredReplicas`.
 from __future__ import annotations
 
 import datetime
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import (
     clock,
     consumer_users,
+    failures,
     idle_members,
     metrics,
     scale_secret,
@@ -21,8 +23,8 @@ from shoal_operator import (
     scaling,
     schedules,
 )
-from shoal_operator.batch_reconciler import cluster_not_found
-from shoal_operator.conditions import Verdict
+from shoal_operator.batch_reconciler import BLOCKED_SECONDS, cluster_not_found
+from shoal_operator.conditions import Verdict, is_seen, ready_condition
 from shoal_operator.consumer_users import Login
 from shoal_operator.drift import has_drifted
 from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from shoal_operator.store import Store
 
 KIND = "ShareConsumer"
+#: Seconds until the next pass while a workload is in progress.
+PROGRESS_SECONDS = 2.0
 #: The shortest time between two status updates that carry measurements only.
 STATUS_SECONDS = 5.0
 #: How long a Secret of `spec.userSecret` counts as present.
@@ -145,10 +149,31 @@ def warning(
     )
 
 
-def group_verdict(group: Mapping[str, Any]) -> Verdict | None:
+def is_configured(group: Mapping[str, Any]) -> bool:
+    """Return whether the brokers have accepted all configs of a ShareGroup's spec.
+
+    Until then, a consumer could reject records of which no dead letter is written, for example.
+    """
+    configured = group.get("status", {}).get("configuredGeneration")
+    return bool(configured == group["metadata"].get("generation", 0))
+
+
+def _not_configured(group: Mapping[str, Any], replicas: int) -> Verdict:
+    ready = ready_condition(group)
+    why = "the operator has not configured its newest spec yet."
+    if is_seen(group) and ready.get("status") == "False":
+        why = ready["message"]
+    what = f"keep their number, {replicas}," if replicas else "do not start"
+    name = group["metadata"]["name"]
+    text = f"Consumers {what} until the group is as its spec says. ShareGroup {name!r}: {why}"
+    return Verdict.waiting("ShareGroupNotReady", text)
+
+
+def group_verdict(group: Mapping[str, Any], replicas: int) -> Verdict | None:
     """Return the verdict on a ShareGroup that no consumer can use, else None.
 
     Without it, the consumer would scale to zero for lack of lag and report that it is ready.
+    `replicas` is the number of consumers that the operator keeps.
     """
     meta = group["metadata"]
     for condition in group.get("status", {}).get("conditions", []):
@@ -158,7 +183,7 @@ def group_verdict(group: Mapping[str, Any]) -> Verdict | None:
             text = f"ShareGroup {meta['name']!r}: {condition['message']}"
             made = Verdict.refused if reason in _REFUSED else Verdict.waiting
             return made(reason, text)
-    return None
+    return None if is_configured(group) else _not_configured(group, replicas)
 
 
 class Consumers:
@@ -201,20 +226,14 @@ class Consumers:
 
     async def reconcile(self, wanted: list[str]) -> float | None:
         """Bring these ShareConsumers to their specs; return seconds until the next pass."""
-        names_wanted, soon = set(wanted), False
+        names_wanted, pauses = set(wanted), [math.inf]
         for name, _ in self.by_group():
             consumer = self._store.get(KIND, self._namespace, name)
             if name not in names_wanted or consumer is None:
                 continue
             if consumer["metadata"].get("deletionTimestamp"):
                 continue
-            try:
-                soon |= await self._apply(consumer)
-            except KubeError as error:
-                if error.terminating:
-                    continue
-                await self._statuses.write(consumer, Verdict.waiting("ApplyFailed", f"{error}"))
-                raise
+            pauses.append(await self._apply_apart(consumer))
         gone = self._histories.keys() - set(self.list_names())
         for name in gone:
             del self._histories[name]
@@ -222,7 +241,24 @@ class Consumers:
             self._shrinking_ms.pop(name, None)
         self._targets.forget_others(self.list_names())
         self._workloads.jobs.forget_others(self.list_names())
-        return 2.0 if soon else None
+        again = min(pauses)
+        return again if again < math.inf else None
+
+    async def _apply_apart(self, consumer: Manifest) -> float:
+        """Apply one ShareConsumer; return the seconds until the next pass, infinite without one.
+
+        Its failure becomes its condition. Raises `KubeError` if that cannot be written.
+        """
+        try:
+            return PROGRESS_SECONDS if await self._apply(consumer) else math.inf
+        except Exception as error:
+            if failures.is_of_all(error):
+                raise
+            if isinstance(error, KubeError) and error.terminating:
+                return math.inf
+            verdict = failures.report(KIND, consumer, error)
+        await self._statuses.write(consumer, verdict)
+        return BLOCKED_SECONDS if verdict.alarm or not verdict.progressing else PROGRESS_SECONDS
 
     def signal(self, name: str) -> dict[str, int]:
         """Return the scale signal, without `LAG_FIELDS` if the lag is unknown."""
@@ -384,6 +420,10 @@ class Consumers:
         top = status.get("ceiling", 0)
         if spec.get("paused"):
             return scaling.Decision(0, top, "spec.paused is true")
+        if not is_configured(group):
+            # New Jobs would start for each one that ends.
+            held = 0 if "job" in spec else status.get("desiredReplicas", running)
+            return scaling.Decision(held, top, "the ShareGroup is not as its spec says")
         if not is_scaled(spec):
             return scaling.Decision(spec.get("replicas", 1), top, "spec.replicas")
         current = status.get("desiredReplicas", spec.get("replicas", running))
@@ -464,7 +504,7 @@ class Consumers:
         numbers = {k: v for k, v in (fields | measured).items() if isinstance(v, int)}
         self._signals[meta["name"]] = numbers
         self._on_signal()
-        verdict = group_verdict(group) or login.problem or workload.verdict
+        verdict = group_verdict(group, decision.replicas) or login.problem or workload.verdict
         if consumer["spec"].get("paused"):
             what = "no new Job starts" if "job" in consumer["spec"] else "no consumer runs"
             verdict = Verdict(True, "Paused", f"spec.paused is true: {what}.", paused=True)

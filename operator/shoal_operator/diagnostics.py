@@ -17,7 +17,40 @@ if TYPE_CHECKING:
 NEARLY_FULL, FULL = 0.1, 0.01
 NEARLY_FULL_BYTES, FULL_BYTES = 64 << 20, 8 << 20
 NO_SPACE = "No space left on device"
-_PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
+OOM_KILLED = "OOMKilled"
+_PULL = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "RegistryUnavailable",
+    "ImageInspectError",
+)
+#: Reasons of events about volumes of a pod.
+_MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+#: Words of the API server about a pod or claim that it refuses, and the remedy.
+_REFUSALS = (
+    ("exceeded quota", "Raise the ResourceQuota, or ask for less."),
+    ("must specify", "The ResourceQuota needs requests and limits: set them in the spec."),
+    ("per Container", "Stay within the namespace's LimitRange."),
+    ("per Pod", "Stay within the namespace's LimitRange."),
+    ("per PersistentVolumeClaim", "Stay within the namespace's LimitRange."),
+    ("no PriorityClass", "Create the PriorityClass, or correct priorityClassName."),
+    ("violates PodSecurity", "Set the securityContext that the message names in the template."),
+    ("serviceaccount", "Create the ServiceAccount, or correct serviceAccountName."),
+    ("admission webhook", "Ask the owner of the webhook."),
+)
+
+
+class Role(NamedTuple):
+    """Whose pods are diagnosed, and what to do when one needs more memory."""
+
+    name: str
+    memory: str
+
+
+BROKER = Role("broker", "Raise spec.resources.limits.memory.")
+CONSUMER = Role("consumer", "Raise the memory limit of the container in the template.")
 
 
 class Diagnosis(NamedTuple):
@@ -38,34 +71,81 @@ class Disk:
 
 
 def diagnose_pods(
-    pods: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]]
+    pods: Sequence[Mapping[str, Any]],
+    claims: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]] = (),
+    *,
+    role: Role = BROKER,
 ) -> Diagnosis | None:
-    """Return the first problem of the brokers' pods and volume claims."""
+    """Return the first problem of pods and volume claims.
+
+    `events` are warnings about pods, and about what creates them: a StatefulSet, for example.
+    """
     for pod in pods:
-        found = _of_containers(pod) or _of_scheduling(pod, claims)
+        found = _of_containers(pod, role) or _of_scheduling(pod, claims)
         if found:
             return found
-    return None
+    return _of_events(pods, events)
 
 
-def _of_containers(pod: Mapping[str, Any]) -> Diagnosis | None:
-    name = pod["metadata"]["name"]
-    statuses = pod.get("status", {}).get("containerStatuses", [])
-    for status in statuses:
-        waiting = status.get("state", {}).get("waiting", {})
+def _of_containers(pod: Mapping[str, Any], role: Role) -> Diagnosis | None:
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    statuses = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    for container in statuses:
+        waiting = container.get("state", {}).get("waiting", {})
         reason = waiting.get("reason", "ContainerCreating")
-        if reason in ("ContainerCreating", "PodInitializing"):
+        last = container.get("lastState", {}).get("terminated", {})
+        ended = container.get("state", {}).get("terminated", {})
+        which = f"{name}, container {container['name']}" if len(statuses) > 1 else name
+        waits = reason not in ("ContainerCreating", "PodInitializing")
+        if OOM_KILLED in (ended.get("reason"), last.get("reason") if waits else ""):
+            text = f"{which} needed more memory than its limit ({OOM_KILLED}). {role.memory}"
+            return Diagnosis("OutOfMemory", text)
+        if not waits:
             continue
-        last = status.get("lastState", {}).get("terminated", {})
         message = (last.get("message", "") or waiting.get("message", "")).strip()
-        which = f"{name}, container {status['name']}" if len(statuses) > 1 else name
-        text = f"{which}: {reason} {message}".rstrip()
+        code = last.get("exitCode")
+        exited = f" (exit code {code})" if code else ""
+        text = f"{which}: {reason}{exited} {message}".rstrip()
         if reason in _PULL:
             return Diagnosis("ImageNotPulled", text)
         if NO_SPACE in message:
             return Diagnosis("DiskFull", f"{text} Raise spec.storage.size.")
-        return Diagnosis("BrokerFails", text)
+        return Diagnosis("BrokerFails" if role is BROKER else "ConsumerFails", text)
     return None
+
+
+def _of_events(
+    pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
+) -> Diagnosis | None:
+    """Return why a pod was not created, or waits before its containers start."""
+    starting = {
+        pod["metadata"]["name"]
+        for pod in pods
+        if pod.get("status", {}).get("phase", "Pending") == "Pending"
+    }
+    for event in sorted(events, key=_time, reverse=True):
+        about, text = event["involvedObject"], event.get("message", "").strip()
+        reason = event.get("reason", "")
+        if reason == "FailedCreate":
+            return diagnose_refusal(about["kind"], about["name"], text)
+        if about["name"] in starting and reason in _MOUNT:
+            remedy = "Create what the message names, or remove the volume from the template."
+            return Diagnosis("VolumeNotMounted", f"{about['name']}: {text.rstrip('.')}. {remedy}")
+        if about["name"] in starting and reason == "FailedCreatePodSandBox":
+            remedy = "Check the network plugin of its node."
+            return Diagnosis("PodNotStarted", f"{about['name']}: {text.rstrip('.')}. {remedy}")
+    return None
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def diagnose_refusal(kind: str, name: str, message: str) -> Diagnosis:
+    """Return what is wrong with a pod or claim of this object that the API server refuses."""
+    remedy = next((remedy for words, remedy in _REFUSALS if words in message), "")
+    return Diagnosis("PodRefused", f"{kind} {name}: {message.rstrip('.')}. {remedy}".rstrip())
 
 
 def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
@@ -119,8 +199,8 @@ def diagnose_disks(disks: Sequence[Disk]) -> tuple[Diagnosis | None, Diagnosis |
     if broken and not (known and _below(known[0], FULL, FULL_BYTES)):
         return Diagnosis(
             "DiskFailed",
-            f"Broker {broken[0].broker_id} could not write to its volume and restarts. "
-            "Check the node's disk.",
+            f"Broker {broken[0].broker_id} cannot write to its volume, or cannot open a partition."
+            " Its log and /readyz say more. Check the node's disk.",
         ), None
     if not known:
         return None, None

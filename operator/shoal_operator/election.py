@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal_operator.model.names import Manifest
+    from shoal_operator.scope import Scope
 
 API_VERSION, KIND = "coordination.k8s.io/v1", "Lease"
 DURATION_SECONDS = 15
@@ -30,11 +31,16 @@ def _micro_time() -> str:
 
 
 class Election:
-    """Holds or acquires the Lease `name` as `identity`; notifies subscribers of changes."""
+    """Holds or acquires the Lease `name` as `identity`; notifies subscribers of changes.
 
-    def __init__(self, kube: Kube, name: str, namespace: str, identity: str) -> None:
+    With a `scope`, it does not acquire the Lease while another operator acts on that scope.
+    """
+
+    def __init__(
+        self, kube: Kube, name: str, namespace: str, identity: str, scope: Scope | None = None
+    ) -> None:
         self._kube, self._name, self._namespace = kube, name, namespace
-        self._identity = identity
+        self._identity, self._scope = identity, scope
         self._subscribers: list[Callable[[bool], None]] = []
         self.leading = False
         #: Whether another replica has renewed the Lease and the Lease has not expired.
@@ -86,7 +92,7 @@ class Election:
             return True
         lease = await self._kube.get(API_VERSION, KIND, self._name, self._namespace)
         if lease is None:
-            return await self._write(self._lease(None))
+            return await self._acquire(None)
         spec = lease.get("spec", {})
         holder = spec.get("holderIdentity") or ""
         renewal = f"{holder} {spec.get('renewTime')}"
@@ -98,15 +104,31 @@ class Election:
             self.another_leads |= renewed
             return False
         self.another_leads = False
-        return await self._write(self._lease(lease))
+        return await self._acquire(lease)
+
+    async def _acquire(self, lease: Manifest | None) -> bool:
+        """Write the Lease with this replica as its holder, unless another operator acts."""
+        if self._scope is None:
+            return await self._write(self._lease(lease))
+        if await self._scope.has_rival() or not await self._write(self._lease(lease)):
+            return False
+        assert self._own_lease is not None, "it was written"
+        # Another operator may have looked and written at the same time.
+        if not await self._scope.has_rival(since=self._own_lease["spec"]["acquireTime"]):
+            return True
+        self._own_lease = None
+        await self._release()
+        return False
 
     def _lease(self, before: Manifest | None) -> Manifest:
         """Return the Lease with this replica as its holder; `before` is the Lease as it is."""
         spec = (before or {}).get("spec", {})
         took_over = spec.get("holderIdentity") != self._identity
-        meta = {"name": self._name, "namespace": self._namespace}
+        meta: Manifest = {"name": self._name, "namespace": self._namespace}
         if before:
             meta = {k: v for k, v in before["metadata"].items() if k != "managedFields"}
+        if self._scope:
+            meta |= self._scope.metadata
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,

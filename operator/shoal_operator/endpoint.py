@@ -24,9 +24,16 @@ if TYPE_CHECKING:
     from shoal_operator.runtime import Operator
 
 
-async def serve(operator: Operator, port: int, access: HttpAccess | None = None) -> web.AppRunner:
+async def serve(
+    operator: Operator,
+    port: int,
+    access: HttpAccess | None = None,
+    *,
+    problem: Callable[[], str] = lambda: "",
+) -> web.AppRunner:
     """Serve on all addresses; `cleanup()` of the returned runner stops the server. Without
-    `access`, it serves everyone without TLS."""
+    `access`, it serves everyone without TLS. `problem` returns why this operator does not act,
+    although no replica of it does; empty if nothing keeps it from acting."""
 
     def check(request: web.Request, consumer: tuple[str, str] | None = None) -> None:
         if access is None:
@@ -53,7 +60,12 @@ async def serve(operator: Operator, port: int, access: HttpAccess | None = None)
             return web.json_response({"error": text, **found}, status=503)
         return web.json_response(found)
 
+    async def ready(_: web.Request) -> web.Response:
+        why = problem()
+        return web.Response(text=f"{why or 'ready'}\n", status=503 if why else 200)
+
     app = web.Application()
+    app.router.add_get("/readyz", ready)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/scale/{namespace}/{name}", scale)
     if access is not None:

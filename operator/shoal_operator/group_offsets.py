@@ -33,7 +33,8 @@ def first_offsets(
         return {}
     start = {"Latest": LATEST, "Earliest": EARLIEST}.get(spec["startOffset"])
     if start is None:
-        start = StartSpec(now_ms - duration_ms(spec["startOffsetDuration"]))
+        # Negative times have special meanings.
+        start = StartSpec(max(0, now_ms - duration_ms(spec["startOffsetDuration"])))
     have = {(p.topic, p.partition) for p in state.partitions if p.start_offset >= 0}
     known = {topic for topic, _ in have}
     wanted = [(topic, index) for topic, count in sorted(topics.items()) for index in range(count)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import clock
+from shoal_operator import clock, config_changes, failures
 from shoal_operator.batch_reconciler import WRITES_MAX, BatchReconciler, Outcome, live_cluster
 from shoal_operator.conditions import Verdict
 from shoal_operator.group_offsets import first_offsets, pending_reset, reset_target, resume
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shoal_operator.broker_states import GroupState
     from shoal_operator.brokers import Brokers
+    from shoal_operator.config_changes import Refused
     from shoal_operator.group_monitor import GroupMonitor
     from shoal_operator.kube import Kube
     from shoal_operator.model.names import Manifest
@@ -60,27 +61,38 @@ def unsupported(resource: Manifest, known: Collection[str]) -> Verdict | None:
 
 async def alter_configs(
     brokers: Brokers, changes: Mapping[str, Mapping[str, str | None]]
-) -> tuple[dict[str, KafkaError], dict[str, tuple[str, str]]]:
-    """Set group configs; return the errors and the warnings by group. Raises `ClientError`.
+) -> tuple[Refused, dict[str, tuple[str, str]]]:
+    """Set group configs; return the errors by group and config, and the warnings by group. Raises
+    `ClientError`.
 
     Brokers of a version without `share.ordering` get all other configs, with a warning.
     """
-    failures = await brokers.alter_group_configs(changes) if changes else {}
-    unordered = {
-        group: {k: v for k, v in changes[group].items() if k != model.ORDERING}
-        for group, error in failures.items()
-        if changes[group].get(model.ORDERING) is not None and model.ORDERING in str(error)
-    }
+    refused = await config_changes.send(brokers.alter_group_configs, changes)
+    unordered = [
+        group
+        for group, errors in refused.items()
+        if changes[group].get(model.ORDERING) is not None
+        and model.ORDERING in str(errors.get(model.ORDERING, ""))
+    ]
     text = (
         f"The brokers do not support {model.ORDERING}: records are delivered without order by key. "
         "Upgrade the brokers, or set ordering to none."
     )
-    warnings = dict.fromkeys(unordered, ("OrderingUnsupported", text))
-    rest = {group: change for group, change in unordered.items() if change}
-    failures = {g: e for g, e in failures.items() if g not in unordered}
-    if rest:
-        failures |= await brokers.alter_group_configs(rest)
-    return failures, warnings
+    for group in unordered:
+        del refused[group][model.ORDERING]
+    refused = {group: errors for group, errors in refused.items() if errors}
+    return refused, dict.fromkeys(unordered, ("OrderingUnsupported", text))
+
+
+def refusal(errors: Mapping[str, KafkaError]) -> Verdict:
+    """Return the verdict on a group of which the brokers refused these configs."""
+    if any(error.retriable for error in errors.values()):
+        text = f"The brokers refused the group's configs: {next(iter(errors.values()))}."
+        return Verdict.waiting("ConfigRefused", text)
+    by_field = {model.field_of(config): error for config, error in sorted(errors.items())}
+    causes = "; ".join(f"spec.{field}: {error}" for field, error in by_field.items())
+    text = f"The brokers refused {causes}. Change the spec. The other fields are in effect."
+    return Verdict.refused("ConfigRefused", text)
 
 
 class Groups(BatchReconciler):
@@ -142,12 +154,13 @@ class Groups(BatchReconciler):
         changes = {
             g: c for g, o in by_id.items() if (c := decide_config(o, have.get(g, {}), known))
         }
-        failures, warnings = await alter_configs(self._brokers, changes)
+        refused_configs, warnings = await alter_configs(self._brokers, changes)
         warnings |= await self._create_dead_letter_topics(by_id)
         await self._monitor.read(sorted(by_id), of_any_type=True)
         waiting = await self._set_first_offsets(by_id)
         for group, resource in by_id.items():
-            verdict, fields = await self._outcome(resource, failures.get(group), waiting.get(group))
+            errors = refused_configs.get(group, {})
+            verdict, fields = await self._outcome(resource, errors, waiting.get(group))
             if warning := warnings.get(group) or self._state(group).metrics.warning():
                 verdict = verdict.warned(warning)
             outcomes.append(Outcome(resource, verdict, fields))
@@ -176,11 +189,11 @@ class Groups(BatchReconciler):
             return {}
         have = await self._brokers.describe_topics(sorted({name for name, _ in wanted.values()}))
         absent = {name: spec for name, spec in wanted.values() if name not in have}
-        failures = await self._brokers.create_topics(absent) if absent else {}
+        errors = await self._brokers.create_topics(absent) if absent else {}
         setting, warnings = model.DEAD_LETTERS_ENABLED, {}
         for group, (name, _) in wanted.items():
-            if name in failures:
-                text = f"The brokers refused the dead-letter topic {name!r}: {failures[name]}."
+            if name in errors:
+                text = f"The brokers refused the dead-letter topic {name!r}: {errors[name]}."
                 warnings[group] = ("DeadLetterTopicRefused", text)
             elif name in have and have[name].config.get(setting) != "true":
                 text = (
@@ -197,58 +210,72 @@ class Groups(BatchReconciler):
             return {}
         sizes = await self._brokers.partitions_of(topics)
         gate = asyncio.Semaphore(WRITES_MAX)
-        waiting: dict[str, Verdict] = {}
 
-        async def start(group: str, resource: Manifest) -> None:
-            wanted = resource["spec"].get("topics", [])
-            if absent := [t for t in wanted if t not in sizes]:
-                text = (
-                    f"Topic {', '.join(absent)} does not exist. Apply a QueueTopic of that name, "
-                    "or correct spec.topics."
-                )
-                waiting[group] = Verdict.waiting("TopicNotFound", text)
-            present = {t: sizes[t] for t in wanted if t in sizes}
-            starts = first_offsets(resource["spec"], self._state(group), present, clock.epoch_ms())
-            if not starts:
-                return
+        async def start(resource: Manifest) -> Verdict | None:
             async with gate:
-                try:
-                    offsets = await self._brokers.resolve_offsets(starts)
-                    await self._brokers.set_share_offsets(group, offsets)
-                except KafkaError as error:
-                    # NON_EMPTY_GROUP: a member has joined, so the brokers set the start offsets.
-                    if error.code is not ErrorCode.non_empty_group:
-                        text = f"The brokers refused the start offsets: {error}."
-                        waiting[group] = Verdict.waiting("PositionsRefused", text)
+                return await self._start(resource, sizes)
 
-        await asyncio.gather(*(start(g, o) for g, o in owned.items()))
+        results = await asyncio.gather(*map(start, owned.values()), return_exceptions=True)
+        waiting: dict[str, Verdict] = {}
+        for (group, resource), result in zip(owned.items(), results, strict=True):
+            if isinstance(result, Exception) and not failures.is_of_all(result):
+                waiting[group] = failures.report(KIND, resource, result)
+            elif isinstance(result, BaseException):
+                raise result
+            elif result is not None:
+                waiting[group] = result
         if fresh := sorted(g for g in owned if not self._state(g).partitions):
             await self._monitor.read(fresh, of_any_type=True)
         return waiting
 
+    async def _start(self, resource: Manifest, sizes: Mapping[str, int]) -> Verdict | None:
+        """Set the start offsets of a group where there are none; return what is missing.
+
+        `sizes` are the numbers of partitions by topic.
+        """
+        group, wanted, missing = model.group_id(resource), resource["spec"].get("topics", []), None
+        if absent := [t for t in wanted if t not in sizes]:
+            text = (
+                f"Topic {', '.join(absent)} does not exist. Apply a QueueTopic of that name, "
+                "or correct spec.topics."
+            )
+            missing = Verdict.waiting("TopicNotFound", text)
+        present = {t: sizes[t] for t in wanted if t in sizes}
+        starts = first_offsets(resource["spec"], self._state(group), present, clock.epoch_ms())
+        if not starts:
+            return missing
+        try:
+            offsets = await self._brokers.resolve_offsets(starts)
+            await self._brokers.set_share_offsets(group, offsets)
+        except KafkaError as error:
+            # NON_EMPTY_GROUP: a member has joined, so the brokers set the start offsets.
+            if error.code is not ErrorCode.non_empty_group:
+                text = f"The brokers refused the start offsets: {error}."
+                return Verdict.waiting("PositionsRefused", text)
+        return missing
+
     async def _outcome(
-        self, resource: Manifest, error: KafkaError | None, waiting: Verdict | None
+        self, resource: Manifest, errors: Mapping[str, KafkaError], waiting: Verdict | None
     ) -> tuple[Verdict, dict[str, Any]]:
+        """Return the verdict on a group whose configs were sent, with these errors, and its status.
+
+        A reset is made although a config is refused, because each field stands for itself.
+        """
         state = self._state(model.group_id(resource))
         fields = {"groupId": state.group, **self._monitor.status_fields(resource, state)}
-        if error:
-            verdict = Verdict(
-                False,
-                "ConfigRefused",
-                f"The brokers refused the group's configs: {error}.",
-                progressing=error.retriable,
-                degraded=not error.retriable,
-            )
-            return verdict, fields
         if state.type not in ("", "share"):
             text = f"{state.group!r} is a {state.type} group. Choose another groupId or delete it."
             return Verdict.refused("OtherGroupType", text), fields
-        fields["appliedConfig"] = sorted(model.config(resource["spec"]))
+        kept = set(resource.get("status", {}).get("appliedConfig", [])) & errors.keys()
+        fields["appliedConfig"] = sorted(kept | (model.config(resource["spec"]).keys() - errors))
+        if not errors:
+            fields["configuredGeneration"] = resource["metadata"]["generation"]
+        refused = refusal(errors) if errors else None
         reset = pending_reset(resource)
         if waiting or not reset:
-            return waiting or _matches(), fields
+            return refused or waiting or _matches(), fields
         verdict, done = await self._reset(resource, reset, state)
-        return verdict, fields | done
+        return refused or verdict, fields | done
 
     async def _reset(
         self, resource: Manifest, reset: Mapping[str, Any], state: GroupState

@@ -38,9 +38,14 @@ class Request(NamedTuple):
 #: Takes a request and yields the messages of the response.
 Handler = Callable[[Request], AsyncIterator[bytes]]
 REQUEST_BYTES_MAX = 32 << 10
+#: When there are more, the one that has been idle longest is closed, so that nobody keeps KEDA out.
 CONNECTIONS_MAX = 100
+#: Seconds without a call that runs. KEDA asks every 30 s by default, or has a stream open.
+IDLE_S_MAX = 120.0
 #: Bytes of a client without a complete frame; frames have at most 16 KiB.
 UNREAD_BYTES_MAX = 128 << 10
+#: Bytes that a client does not read, such as answers to its PINGs. All answers are small.
+UNSENT_BYTES_MAX = 256 << 10
 _FRAME = struct.Struct(">BI")
 _CONTENT_TYPE = "application/grpc"
 
@@ -81,6 +86,7 @@ class GrpcServer:
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self.handlers = handlers
+        self.idle_s_max = IDLE_S_MAX
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -89,6 +95,21 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), host, port, ssl=context)
         return int(self._server.sockets[0].getsockname()[1])
+
+    def admit(self, connection: _Connection) -> bool:
+        """Take a new connection, in place of the longest idle one if there are too many.
+
+        Returns False if none is idle.
+        """
+        if len(self.connections) >= CONNECTIONS_MAX:
+            idle = [one for one in self.connections if one.is_idle]
+            if not idle:
+                return False
+            longest = min(idle, key=lambda one: one.idle_since_s)
+            self.connections.discard(longest)
+            longest.close()
+        self.connections.add(connection)
+        return True
 
     async def close(self) -> None:
         """Stop listening and end all calls."""
@@ -113,16 +134,24 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         #: Set whenever the client may have made room for more data.
         self._room = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.idle_since_s = self._loop.time()
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs. A request that is not complete is none."""
+        return all(call.task is None for call in self._calls.values())
 
     # The transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._server.connections) >= CONNECTIONS_MAX:
+        if not self._server.admit(self):
             transport.close()
             return
-        self._server.connections.add(self)
+        self._end_if_idle()
         self._h2.initiate_connection()
         self._flush()
 
@@ -144,6 +173,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._server.connections.discard(self)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         for call in self._calls.values():
             if call.task:
                 call.task.cancel()
@@ -155,8 +186,24 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def _flush(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._h2.data_to_send())
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(self._h2.data_to_send())
+        if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            log.info("a gRPC client does not read", unsent_bytes_max=UNSENT_BYTES_MAX)
+            self._transport.abort()
+
+    def _end_if_idle(self) -> None:
+        """Close the connection if it has been idle for long enough; else look again then."""
+        left_s = self._server.idle_s_max
+        if self.is_idle:
+            left_s += self.idle_since_s - self._loop.time()
+        if left_s <= 0:
+            self._h2.close_connection()
+            self._flush()
+            self.close()
+            return
+        self._idle_timer = self._loop.call_later(left_s, self._end_if_idle)
 
     # Events of HTTP/2.
 
@@ -207,6 +254,7 @@ class _Connection(asyncio.Protocol):
         except Exception:
             log.exception("a defect of the operator", method=call.path)
             status, message = Status.INTERNAL, "a defect of the operator; its log has it"
+        self.idle_since_s = self._loop.time()
         if self._calls.pop(stream, None) is not None:
             self._end(stream, call, status, message)
             self._flush()

@@ -77,6 +77,16 @@ class Jobs:
             return active, ready, _failing(runs, self._cause(ends))
         return active, ready, _verdict(active, ready, wanted)
 
+    def without_pods(self, consumer: Manifest) -> list[str]:
+        """Return the names of the Jobs that have not ended and have no pod."""
+        meta, label = consumer["metadata"], "batch.kubernetes.io/job-name"
+        selector = consumer_pod.selector(meta["name"])
+        jobs = self._store.labelled("Job", meta["namespace"], selector)
+        pods = self._store.labelled("Pod", meta["namespace"], selector)
+        have = {pod["metadata"]["labels"].get(label) for pod in pods}
+        names = [one["metadata"]["name"] for one in jobs if not job.end_of(one)]
+        return [name for name in names if name not in have]
+
     def _look(self, consumer: Manifest, lag_ms: int) -> tuple[Runs, job.Ends]:
         """Note which Jobs ended since the last look, and since the lag was read at `lag_ms`."""
         meta, now_ms = consumer["metadata"], clock.now_ms()

@@ -18,7 +18,7 @@ from shoal_operator import metrics
 from shoal_operator.model import names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 
     from lightkube.config.kubeconfig import SingleConfig
 
@@ -60,6 +60,13 @@ TIMEOUT_SECONDS = 20.0
 PAGE_OBJECTS = 500
 #: How long one watch lasts before the next one starts.
 WATCH_SECONDS = 290
+#: Labels with the name of the resource for which an object was created, and its kind. The first one
+#: counts: objects of consumers and users also have the label of their cluster, which may change.
+_OWNERS = {
+    names.CONSUMER_LABEL: "ShareConsumer",
+    names.USER_LABEL: "QueueUser",
+    names.CLUSTER_LABEL: "QueueCluster",
+}
 _MANAGER = {"fieldManager": names.FIELD_MANAGER}
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -76,6 +83,31 @@ class KubeError(Exception):
     def terminating(self) -> bool:
         """Whether the namespace is being deleted, so that nothing can be created in it."""
         return self.status == 403 and "being terminated" in str(self)
+
+
+class NotOwned(KubeError):
+    """An object of this name exists that the operator did not create; it has not been changed."""
+
+    def __init__(self, want: Manifest) -> None:
+        labels = want["metadata"].get("labels", {})
+        what, name = want["kind"], want["metadata"]["name"]
+        of = next(f"{kind} {labels[key]!r}" for key, kind in _OWNERS.items() if key in labels)
+        super().__init__(
+            409,
+            f"{what} {name!r} exists, and was not created for {of}. It stays as it is. Delete the "
+            f"{what}, or choose another name for the resource.",
+        )
+
+
+def is_own(want: Manifest, have: Manifest) -> bool:
+    """Return whether `have` was created for the same resource as `want`: as its labels say or, if
+    somebody has removed them, its owner."""
+    labels, found = want["metadata"].get("labels", {}), have["metadata"].get("labels", {})
+    key = next((key for key in _OWNERS if key in labels), "")
+    if not key or all(found.get(one) == labels[one] for one in (names.MANAGED_BY, key)):
+        return True
+    owners = {one["uid"] for one in have["metadata"].get("ownerReferences", [])}
+    return any(one["uid"] in owners for one in want["metadata"].get("ownerReferences", []))
 
 
 def now() -> str:
@@ -196,6 +228,21 @@ class Kube:
         path = _path(api_version, kind, namespace, name) + "/scale"
         await self._call("patch", path, {"spec": {"replicas": replicas}}, _MERGE, _MANAGER)
 
+    async def warnings(self, namespace: str, involved: Collection[str]) -> list[Manifest]:
+        """Return the warning events about objects of these names; none if it is not allowed."""
+        params = {"limit": str(PAGE_OBJECTS), "fieldSelector": "type=Warning"}
+        try:
+            page = await self._call("list", _path("v1", "Event", namespace), params=params)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            return []
+        return [
+            event
+            for event in page["items"]
+            if event.get("type") == "Warning" and event["involvedObject"]["name"] in involved
+        ]
+
     async def snapshot(
         self,
         api_version: str,
@@ -251,14 +298,27 @@ class Kube:
         except httpx2.HTTPError as error:
             raise KubeError(0, f"the API server did not answer: {error}") from None
 
-    async def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply with force: owns the fields in `manifest` and keeps all others."""
+    async def apply(self, manifest: Manifest, *, adopt: bool = False) -> Manifest:
+        """Server-side apply with force: owns the fields in `manifest` and keeps all others.
+
+        Raises `NotOwned` for the object of somebody else, unless `adopt`.
+        """
+        if not adopt:
+            have = await self._existing(manifest)
+            if have is not None and not is_own(manifest, have):
+                raise NotOwned(manifest)
         return await self._call(
             "patch",
             _path_of(manifest),
             manifest,
             _APPLY,
             {**_MANAGER, "force": "true"},
+        )
+
+    async def _existing(self, manifest: Manifest) -> Manifest | None:
+        meta = manifest["metadata"]
+        return await self.get(
+            manifest["apiVersion"], manifest["kind"], meta["name"], meta.get("namespace", "")
         )
 
     async def delete(self, manifest: Mapping[str, Any], *, orphan: bool = False) -> Manifest | None:

@@ -32,6 +32,7 @@ from shoal_operator.election import Election
 from shoal_operator.kube import PLURALS, Kube
 from shoal_operator.model import names
 from shoal_operator.runtime import SPARK_CRD, Operator, watched
+from shoal_operator.scope import Scope
 from shoal_operator.settings import LISTENER_TYPES, WORKLOADS, Settings
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
     kube = Kube(memo.config)
     namespace = os.environ.get("SHOAL_OPERATOR_NAMESPACE", "default")
     identity = os.environ.get("POD_NAME", socket.gethostname())
-    election = Election(kube, names.FIELD_MANAGER, namespace, identity)
+    scope = Scope(kube, namespace, memo.namespaces)
+    election = Election(kube, names.FIELD_MANAGER, namespace, identity, scope)
     memo.operator = Operator(
         kube,
         operator_settings,
@@ -98,7 +100,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
     )
     election.subscribe(memo.operator.set_leading)
     port = int(os.environ.get("SHOAL_HTTP_PORT", "8080"))
-    web = await endpoint.serve(memo.operator, port, memo.http_access)
+    web = await endpoint.serve(memo.operator, port, memo.http_access, problem=lambda: scope.problem)
     scaler = keda.server(memo.operator, memo.http_access)
     if keda_port := int(os.environ.get("SHOAL_KEDA_PORT", "0")):
         context = memo.http_access.grpc_context if memo.http_access else None

@@ -8,20 +8,32 @@ from typing import TYPE_CHECKING, Any
 from croniter import croniter
 
 from shoal_operator.quantities import duration_ms
+from shoal_operator.schedules import is_cron
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+def problem(windows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is wrong with the windows as a sentence; empty if they are valid."""
+    for number, window in enumerate(windows):
+        if not is_cron(window["schedule"]):
+            return (
+                f"spec.maintenanceWindows[{number}].schedule is {window['schedule']!r}, which is "
+                "not a cron expression of five fields, or never comes. Write it as in `0 2 * * 6`."
+            )
+    return ""
+
+
 def is_open(windows: Sequence[Mapping[str, Any]], now: datetime.datetime) -> bool:
     """Return whether a window is open at `now`, an aware time; without windows, always.
 
-    A window with an invalid cron expression, which the schema does not catch, is never open.
+    A window with an invalid cron expression is never open.
     """
     if not windows:
         return True
     for window in windows:
-        if not croniter.is_valid(window["schedule"]):
+        if not is_cron(window["schedule"]):
             continue
         began = croniter(window["schedule"], now).get_prev(datetime.datetime)
         if (now - began).total_seconds() * 1000 < duration_ms(window["duration"]):

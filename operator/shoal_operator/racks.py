@@ -45,14 +45,20 @@ class Racks:
         ]
 
     async def reconcile(self, pods: list[str]) -> float | None:
-        """Annotate these pods. Raises `KubeError`."""
+        """Annotate these pods. Raises `KubeError`, after all of them."""
+        refused = None
         for name in pods:
             pod = self._store.get("Pod", self._namespace, name)
             if pod is None or pod["metadata"].get("deletionTimestamp"):
                 continue
             key, node = wanted_label(pod), pod.get("spec", {}).get("nodeName")
-            if key and node:
-                await self._annotate(pod, key, node)
+            try:
+                if key and node:
+                    await self._annotate(pod, key, node)
+            except KubeError as error:
+                refused = error
+        if refused is not None:
+            raise refused
         return None
 
     async def _annotate(self, pod: Manifest, key: str, node: str) -> None:

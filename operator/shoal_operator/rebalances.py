@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import clock, kube, rebalance_plan, rebalance_steps
+from shoal_operator import clock, failures, kube, rebalance_plan, rebalance_steps
 from shoal_operator.batch_reconciler import cluster_not_found, live_cluster, of_external
 from shoal_operator.conditions import Verdict
 from shoal_operator.model import external, names, pod_layout
@@ -112,6 +112,8 @@ class Rebalances:
         except ClientError as error:
             text = f"No broker answered: {error}"
             await self._write(resource, Verdict.waiting("BrokersUnreachable", text))
+        except Exception as error:
+            await self._statuses.write(resource, failures.report(KIND, resource, error))
         return RETRY_SECONDS
 
     async def _one(self, resource: Manifest, cluster: Manifest | None, busy: str) -> float | None:

@@ -55,6 +55,11 @@ class ReconcileLoop:
         self._queue[name] = None
         self._wake.set()
 
+    def enqueue_all(self) -> None:
+        """Queue all names."""
+        for name in self._list_names():
+            self.enqueue(name)
+
     async def run(self) -> None:
         """Reconcile until cancelled."""
         pause = 0.0

@@ -1,4 +1,4 @@
-"""Redrives: dead letters that the operator sends back, once for each `spec.id`.
+"""Redrives: dead letters that the operator sends back as a QueueUser, once for each `spec.id`.
 
 Each runs as a task beside the reconcile loop, which writes its progress. The client's ledger keeps
 what was sent. So a Redrive that is interrupted, by a pause or by the operator's end, continues
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.redrive import Redrive
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import clock, kube
+from shoal_operator import clock, failures, kube, redrive_users
 from shoal_operator.batch_reconciler import cluster_not_found, live_cluster, of_external
 from shoal_operator.conditions import Verdict, is_ready
 from shoal_operator.model import external
@@ -25,7 +26,8 @@ from shoal_operator.statuses import Statuses, transition_key
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.client.redrive import Plan, Redrive
+    from shoal.client.client import Client
+    from shoal.client.redrive import Plan
 
     from shoal_operator.brokers import Brokers
     from shoal_operator.kube import Kube
@@ -46,6 +48,8 @@ class _Run:
     asked: Manifest
     plan: Plan
     redrive: Redrive
+    #: The connection of the Redrive's user; None for the operator's own.
+    client: Client | None
     start: str
     sent_before: int
     total: int = 0
@@ -56,8 +60,12 @@ class _Run:
 
     async def run(self) -> None:
         """Run it to its end. Raises `ClientError`."""
-        self.total = await self.redrive.size()
-        await self.redrive.run(self._look, self._wait)
+        try:
+            self.total = await self.redrive.size()
+            await self.redrive.run(self._look, self._wait)
+        finally:
+            if self.client is not None:
+                await self.client.close()
 
     def _look(self, records: int) -> None:
         self.looked_at += records
@@ -99,7 +107,7 @@ class Redrives:
         for uid in list(self._runs):
             if not self._goes_on(uid, resources.get(uid)):
                 await self._stop(uid)
-        waiting = [await self._one(uid, one) for uid, one in resources.items()]
+        waiting = [await self._safely(uid, one) for uid, one in resources.items()]
         return min((seconds for seconds in waiting if seconds is not None), default=None)
 
     async def close(self) -> None:
@@ -125,6 +133,16 @@ class Redrives:
             with contextlib.suppress(ClientError):
                 run.task.result()
 
+    async def _safely(self, uid: str, resource: Manifest) -> float | None:
+        """Report one Redrive; its failure becomes its condition, and the others continue."""
+        try:
+            return await self._one(uid, resource)
+        except Exception as error:
+            if failures.is_of_all(error):
+                raise
+            await self._statuses.write(resource, failures.report(KIND, resource, error))
+            return RETRY_SECONDS
+
     async def _one(self, uid: str, resource: Manifest) -> float | None:
         """Report one Redrive; return seconds until the next pass, None without one."""
         run = self._runs.get(uid)
@@ -143,14 +161,14 @@ class Redrives:
             await self._statuses.write(resource, paused)
             return None
         if run is None:
-            return await self._start(uid, resource)
+            return await self._start(uid, resource, cluster)
         if not run.task.done():
             await self._report(resource, run)
             return PROGRESS_SECONDS
         del self._runs[uid]
         return await self._end(uid, resource, run)
 
-    async def _start(self, uid: str, resource: Manifest) -> float:
+    async def _start(self, uid: str, resource: Manifest, cluster: Manifest) -> float:
         if clock.now_ms() < self._retry_ms.get(uid, 0):
             return PROGRESS_SECONDS
         if len(self._runs) >= RUNS_MAX:
@@ -159,13 +177,17 @@ class Redrives:
             return RETRY_SECONDS
         before = model.started(resource)
         plan = model.plan(resource, before["startTime"])
+        client = redrive_users.connect(self._store, cluster, resource)
+        if isinstance(client, Verdict):
+            await self._statuses.write(resource, client)
+            return RETRY_SECONDS
         try:
-            redrive = self._brokers.redrive(plan)
+            redrive = Redrive(client.cluster, plan) if client else self._brokers.redrive(plan)
         except ValueError as error:
             await self._statuses.write(resource, Verdict.refused("TopicNotAllowed", f"{error}."))
             return RETRY_SECONDS
         start = before["startTime"] or kube.now()
-        run = _Run(model.asked(resource), plan, redrive, start, before["sent"])
+        run = _Run(model.asked(resource), plan, redrive, client, start, before["sent"])
         # The start comes first: an operator that continues must find it.
         await self._report(resource, run)
         run.task = asyncio.create_task(run.run(), name=f"Redrive {resource['metadata']['name']}")

@@ -59,17 +59,17 @@ def of_deleted(
     now: datetime.datetime,
     validity: datetime.timedelta,
     trusted: Sequence[bytes],
-    own: bytes,
+    expires: datetime.datetime | None,
 ) -> Revocation:
     """Return the entry of a user with certificates that is deleted.
 
-    `trusted` are the clients' authorities. `validity` is that of new certificates, and `own` is the
-    user's certificate in PEM; empty if it is not known.
+    `trusted` are the clients' authorities. `validity` is that of new certificates, and `expires` is
+    the end of the user's certificate; None if it is not known.
     """
     ends = max(map(certificates.expires, trusted))
     if model.authentication(user) == model.TLS_EXTERNAL:
         return Revocation(subject(user), ends, ends)
-    last = max(now + validity, certificates.expires(own) if own else now)
+    last = max(now + validity, expires or now)
     # A certificate that was made in this second is revoked, too.
     before = now.replace(microsecond=0) - certificates.EARLIER + _SECOND
     return Revocation(subject(user), before, min(last, ends))

@@ -50,7 +50,7 @@ LOAD_RETRY_SECONDS = 2.0
 
 #: The fields that `/scale` returns for a ShareConsumer, where they are known.
 SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
-_MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
+_MANAGED = {names.MANAGED_BY: names.FIELD_MANAGER}
 CUSTOM = (
     "QueueCluster",
     "QueueTopic",
@@ -384,6 +384,8 @@ class Operator:
         for loop, kind in of_kinds:
             for other in self.store.of_cluster(kind, *key):
                 loop.enqueue(other["metadata"]["name"])
+        # Users may have been deleted while the cluster was away.
+        loops.users.enqueue_all()
         for name in loops.share_consumers.list_names():
             loops.consumers.enqueue(name)
 
@@ -413,14 +415,19 @@ class Operator:
 
     async def _report_orphans(self, wanted: list[str]) -> float | None:
         """Write the status of ShareConsumers whose ShareGroup does not exist."""
-        statuses = Statuses(self._kube, self.store)
+        statuses, refused = Statuses(self._kube, self.store), None
         for full_name in wanted:
             consumer = self.store.get("ShareConsumer", *full_name.split("/"))
             if consumer is None or self._cluster_of(consumer):
                 continue
             group = consumer["spec"]["shareGroup"]
             text = f"ShareGroup {group!r} does not exist in this namespace."
-            await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
+            try:
+                await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
+            except KubeError as error:
+                refused = error
+        if refused is not None:
+            raise refused
         return None
 
     # -- the loops of a cluster

@@ -6,7 +6,7 @@ import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from croniter import croniter
+from croniter import CroniterError, croniter
 
 from shoal_operator.quantities import duration_ms
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 UTC = "Etc/UTC"
+SOME_TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 class Bounds(NamedTuple):
@@ -24,15 +25,25 @@ class Bounds(NamedTuple):
     schedules: tuple[str, ...] = ()
 
 
+def is_cron(expression: str) -> bool:
+    """Return whether a cron expression is valid, and its time comes at all: February has no 30th
+    day."""
+    try:
+        croniter(expression, SOME_TIME).get_prev(datetime.datetime)
+    except (CroniterError, KeyError, ValueError):
+        return False
+    return len(expression.split()) == 5
+
+
 def problem(schedules: Sequence[Mapping[str, Any]]) -> str:
     """Return what is wrong with the schedules as a sentence; empty if they are valid."""
     for number, one in enumerate(schedules):
         where = f"spec.scaling.schedules[{number}]"
         for field in ("start", "end"):
-            if field in one and not croniter.is_valid(one[field]):
+            if field in one and not is_cron(one[field]):
                 return (
                     f"{where}.{field} is {one[field]!r}, which is not a cron expression of "
-                    "five fields. Write it as in `0 8 * * 1-5`."
+                    "five fields, or never comes. Write it as in `0 8 * * 1-5`."
                 )
         try:
             ZoneInfo(one.get("timeZone", UTC))

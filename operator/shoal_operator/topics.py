@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import topic_replicas
+from shoal_operator import config_changes, topic_replicas
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome
 from shoal_operator.conditions import Verdict
-from shoal_operator.model import external, pod_layout, tiered
+from shoal_operator.model import broker_config, external, pod_layout, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -37,6 +37,18 @@ class Actions:
         return self.create or self.partitions is not None or bool(self.config)
 
 
+@dataclass(slots=True)
+class Errors:
+    """What the brokers refused of one topic: the topic itself, its partitions, its replicas, or
+    some of its configs."""
+
+    topic: KafkaError | None = None
+    configs: Mapping[str, KafkaError] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.topic is not None or bool(self.configs)
+
+
 def topic_name(resource: Mapping[str, Any]) -> str:
     """Return the topic's name in the brokers."""
     return str(resource["spec"].get("topicName") or resource["metadata"]["name"])
@@ -54,14 +66,17 @@ def decide(resource: Manifest, have: TopicState | None, under_way: Collection[st
             return Actions()
         text = "The topic does not exist, and spec.managed is false."
         return Actions(refusal=Verdict.waiting("TopicNotFound", text))
+    if text := broker_config.find_malformed(config):
+        return Actions(refusal=Verdict.refused("ConfigNotAllowed", text))
     if have is None:
         return Actions(create=True, config=config)
+    refused = None
     if spec["partitions"] < have.partitions:
         text = (
             f"The topic has {have.partitions} partitions and spec.partitions is "
             f"{spec['partitions']}. Set spec.partitions to {have.partitions} or more."
         )
-        return Actions(refusal=Verdict.refused("PartitionsNeverShrink", text))
+        refused = Verdict.refused("PartitionsNeverShrink", text)
     changed: dict[str, str | None] = {k: v for k, v in config.items() if have.config.get(k) != v}
     removed = [k for k in status.get("appliedConfig", []) if k not in config and k in have.config]
     changed |= dict.fromkeys(removed)
@@ -70,7 +85,7 @@ def decide(resource: Manifest, have: TopicState | None, under_way: Collection[st
     # A partition that is being reassigned shows its coming replicas already.
     if resized and have.has_replicas(resized) and topic_name(resource) not in under_way:
         resized = None
-    return Actions(partitions=more, replicas=resized, config=changed)
+    return Actions(partitions=more, replicas=resized, config=changed, refusal=refused)
 
 
 class Topics(BatchReconciler):
@@ -109,17 +124,20 @@ class Topics(BatchReconciler):
             moving = await self._brokers.reassignments()
         under_way = {partition.rpartition("-")[0] for partition in moving}
         plan = {topic_name(o): (o, decide(o, have.get(topic_name(o)), under_way)) for o in owned}
-        failures = await self._change(plan)
-        resizes = await self._resize(plan, moving, failures)
+        errors = await self._change(plan)
+        resizes = await self._resize(plan, moving, errors)
         if changed := [name for name, (_, actions) in plan.items() if actions]:
             have |= await self._brokers.describe_topics(changed)
         return [
-            self._outcome(o, actions, have.get(name), failures.get(name), resizes.get(name))
+            self._outcome(o, actions, have.get(name), errors.get(name, Errors()), resizes.get(name))
             for name, (o, actions) in plan.items()
         ]
 
-    async def _change(self, plan: Mapping[str, tuple[Manifest, Actions]]) -> dict[str, KafkaError]:
-        """Send one request for each kind of change; return the errors by topic."""
+    async def _change(self, plan: Mapping[str, tuple[Manifest, Actions]]) -> dict[str, Errors]:
+        """Send one request for each kind of change; return the errors by topic.
+
+        A topic of which a config is refused is not created: producers would use it as it is.
+        """
         failures: dict[str, KafkaError] = {}
         if create := {
             n: {**o["spec"], "config": a.config} for n, (o, a) in plan.items() if a.create
@@ -128,21 +146,20 @@ class Topics(BatchReconciler):
         if grow := {n: a.partitions for n, (_, a) in plan.items() if a.partitions}:
             failures |= await self._brokers.create_partitions(grow)
         config = {n: a.config for n, (_, a) in plan.items() if a.config and not a.create}
-        if config:
-            failures |= await self._brokers.alter_topic_configs(config)
-        return failures
+        refused = await config_changes.send(self._brokers.alter_topic_configs, config)
+        return {n: Errors(failures.get(n), refused.get(n, {})) for n in {*failures, *refused}}
 
     async def _resize(
         self,
         plan: Mapping[str, tuple[Manifest, Actions]],
         moving: Collection[str],
-        failures: dict[str, KafkaError],
+        errors: dict[str, Errors],
     ) -> dict[str, topic_replicas.Resize]:
         """Reassign partitions of topics whose number of replicas is not the wanted one.
 
-        Adds the errors by topic to `failures`; returns how far each of the other topics is.
+        Adds the errors by topic to `errors`; returns how far each of the other topics is.
         """
-        wanted = {n: a.replicas for n, (_, a) in plan.items() if a.replicas and n not in failures}
+        wanted = {n: a.replicas for n, (_, a) in plan.items() if a.replicas}
         cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
         if not wanted or cluster is None:
             return {}
@@ -153,16 +170,17 @@ class Topics(BatchReconciler):
         )
         moves = {p: replicas for one in found.values() for p, replicas in one.moves.items()}
         done = await self._brokers.reassign(moves) if moves else {}
-        errors = {p.rpartition("-")[0]: e for p, e in done.items() if e}
-        failures |= errors
-        return {name: one for name, one in found.items() if name not in errors}
+        refused = {p.rpartition("-")[0]: e for p, e in done.items() if e}
+        for name, error in refused.items():
+            errors.setdefault(name, Errors()).topic = error
+        return {name: one for name, one in found.items() if name not in refused}
 
     def _outcome(
         self,
         resource: Manifest,
         actions: Actions,
         state: TopicState | None,
-        error: KafkaError | None,
+        errors: Errors,
         resize: topic_replicas.Resize | None,
     ) -> Outcome:
         fields: dict[str, Any] = {"topicName": topic_name(resource)}
@@ -174,31 +192,44 @@ class Topics(BatchReconciler):
             }
             if resize is None:
                 fields["replicas"] = state.replicas
-        if error:
-            return Outcome(resource, self._refused(resource, error), fields)
-        if actions.refusal:
-            return Outcome(resource, actions.refusal, fields)
-        if state is None:
+        if state is None and not errors and not actions.refusal:
             creating = Verdict.waiting("Creating", "The topic is being created.")
             return Outcome(resource, creating, fields)
-        if not resource["spec"].get("managed", True):
+        if state is not None and not resource["spec"].get("managed", True):
             text = "The topic exists, and spec.managed is false."
             return Outcome(resource, Verdict(True, "NotManaged", text), fields)
-        fields["appliedConfig"] = sorted(tiered.topic_config(resource["spec"]))
+        if state is not None:
+            before = set(resource.get("status", {}).get("appliedConfig", []))
+            wanted = tiered.topic_config(resource["spec"]).keys()
+            kept = before & errors.configs.keys()
+            fields["appliedConfig"] = sorted(kept | (wanted - errors.configs.keys()))
+        if errors:
+            return Outcome(resource, self._refused(resource, errors), fields)
+        if actions.refusal:
+            return Outcome(resource, actions.refusal, fields)
         if resize:
             return Outcome(resource, resize.verdict, fields)
         return Outcome(resource, Verdict.fine("The topic matches its spec."), fields)
 
-    def _refused(self, resource: Manifest, error: KafkaError) -> Verdict:
-        """Return the verdict on a topic that the brokers refused."""
+    def _refused(self, resource: Manifest, errors: Errors) -> Verdict:
+        """Return the verdict on a topic of which the brokers refused something."""
+        error = errors.topic
+        what = f"the topic: {error}" if error else ""
+        if not error:
+            error = next(iter(errors.configs.values()))
+            each = [f"{name}: {one}" for name, one in sorted(errors.configs.items())]
+            what = "; ".join(each)
         transient = error.retriable or self._lacks_brokers(resource, error)
         remedy = "The operator retries." if transient else "Change the spec."
+        if not errors.topic and not transient:
+            remedy += " The other fields are in effect."
         return Verdict(
             False,
             "".join(part.capitalize() for part in error.code.name.split("_")),
-            f"The brokers refused the topic: {error}. {remedy}",
+            f"The brokers refused {what}. {remedy}",
             progressing=transient,
             degraded=not transient,
+            alarm=not transient,
         )
 
     def _lacks_brokers(self, resource: Manifest, error: KafkaError) -> bool:

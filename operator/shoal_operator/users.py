@@ -16,16 +16,19 @@ import structlog
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import certificates, revoked_users
+from shoal_operator import certificates, deleted_users, failures, revoked_users
 from shoal_operator.batch_reconciler import (
     BatchReconciler,
     Outcome,
     live_cluster,
     of_external,
+    owners,
 )
 from shoal_operator.certificates import BadCertificate, KeyPair
 from shoal_operator.cluster.authorities import OWN_CERTIFICATE, parse_authority
 from shoal_operator.conditions import Verdict
+from shoal_operator.deleted_users import Departure
+from shoal_operator.kube import KubeError
 from shoal_operator.model import external, listeners, names, secret, security
 from shoal_operator.model import users as model
 
@@ -83,13 +86,10 @@ class Users(BatchReconciler):
         principal."""
         if self._is_external():
             return {}
-        failures = await self._change_acls({principal: set() for principal in wanted})
-        failures |= await self._change_quotas({principal: {} for principal in wanted})
-        scram = [p.removeprefix("User:") for p in wanted if not p.startswith("User:CN=")]
-        found = await self._brokers.users.with_passwords(scram)
-        errors = await self._brokers.users.delete_passwords([u for u in scram if u in found])
-        failures |= {f"User:{user}": error for user, error in errors.items()}
-        return failures | await self._revoke(wanted)
+        errors = await self._remove_access(wanted)
+        now = datetime.datetime.now(datetime.UTC)
+        leaving = [self._departure(u, now) for u in self._resources()]
+        return errors | await self._revoke([one for one in leaving if one.principal in wanted])
 
     async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
         """Bring Secrets, credentials, permissions and quotas to the specs. Raises `ClientError`."""
@@ -99,6 +99,12 @@ class Users(BatchReconciler):
         assert cluster is not None, "the caller has checked it"
         refused: dict[str, Verdict] = {}
         ready: dict[str, Manifest] = {}
+        try:
+            await self._remove_departed(owned)
+        except Exception as error:
+            if failures.is_of_all(error):
+                raise
+            log.exception("deleted users keep their access", cluster=self._cluster)
         self._revoked = await self._tidy_revocations(owned)
         for user in owned:
             try:
@@ -106,19 +112,31 @@ class Users(BatchReconciler):
                 ready[model.principal(user)] = user
             except Refused as error:
                 refused[model.principal(user)] = error.verdict
-        failures = await self._change_acls({p: model.acls(u) for p, u in ready.items()})
-        failures |= await self._set_passwords(list(ready.values()), failures)
-        failures |= await self._change_quotas({p: model.quotas(u) for p, u in ready.items()})
+            except Exception as error:
+                refused[model.principal(user)] = failures.report(KIND, user, error)
+        # Permissions do not wait for the Secret: those that were taken away must end.
+        errors = await self._change_acls({model.principal(u): model.acls(u) for u in owned})
+        errors |= await self._set_passwords(list(ready.values()), errors)
+        errors |= await self._change_quotas({model.principal(u): model.quotas(u) for u in owned})
         outcomes = []
         for user in owned:
             who = model.principal(user)
-            verdict = refused.get(who) or _verdict(failures.get(who))
+            verdict = refused.get(who) or _verdict(errors.get(who))
             fields: dict[str, Any] = {"principal": who}
             if who in ready:
                 fields["secret"] = user["metadata"]["name"]
                 fields["certificateNotAfter"] = self._not_after(user)
             outcomes.append(Outcome(user, verdict, fields))
         return outcomes
+
+    async def _remove_access(self, wanted: Sequence[str]) -> dict[str, KafkaError]:
+        """Delete what principals have in the brokers, except certificates; return the errors."""
+        errors = await self._change_acls({principal: set() for principal in wanted})
+        errors |= await self._change_quotas({principal: {} for principal in wanted})
+        scram = [p.removeprefix("User:") for p in wanted if not p.startswith("User:CN=")]
+        found = await self._brokers.users.with_passwords(scram)
+        kept = await self._brokers.users.delete_passwords([u for u in scram if u in found])
+        return errors | {f"User:{user}": error for user, error in kept.items()}
 
     def _is_external(self) -> bool:
         cluster = live_cluster(self._store, self._namespace, self._cluster)
@@ -133,24 +151,23 @@ class Users(BatchReconciler):
         pem = secret.data_of(found).get("ca.crt", b"") if found else b""
         return certificates.split(pem)
 
-    async def _revoke(self, principals: Sequence[str]) -> dict[str, KafkaError]:
-        """Revoke the certificates of principals whose QueueUsers are deleted; return the errors by
-        principal."""
-        trusted, now = self._trusted(), datetime.datetime.now(datetime.UTC)
+    async def _revoke(self, leaving: Sequence[Departure]) -> dict[str, KafkaError]:
+        """Revoke the certificates of deleted QueueUsers; return the errors by principal."""
+        trusted = self._trusted()
         cluster = live_cluster(self._store, self._namespace, self._cluster)
         assert cluster is not None, "the caller has checked it"
         days = security.settings(cluster, security.CLIENTS).validity_days
         wanted = {
             entry.subject: entry
-            for user in self._resources()
-            if trusted and model.principal(user) in principals and revoked_users.subject(user)
+            for one in leaving
+            if trusted and revoked_users.subject(one.user)
             for entry in [
                 revoked_users.of_deleted(
-                    user,
-                    now=now,
+                    one.user,
+                    now=one.at,
                     validity=days * certificates.DAY,
                     trusted=trusted,
-                    own=self._certificate(user),
+                    expires=one.expires,
                 )
             ]
         }
@@ -182,6 +199,84 @@ class Users(BatchReconciler):
         gone = revoked_users.to_remove(have, owned, now=now, trusted=trusted)
         await self._brokers.users.change_revocations(add=(), remove=gone)
         return {subject: one for subject, one in have.items() if one not in gone}
+
+    # Users that were deleted while the cluster was away.
+
+    def list_names(self) -> list[str]:
+        """Return the names of all QueueUsers, and that of the ConfigMap with deleted ones."""
+        found = self._store.get("ConfigMap", self._namespace, self._departed_name) or {}
+        return [*super().list_names(), *([self._departed_name] if found.get("data") else [])]
+
+    @property
+    def _departed_name(self) -> str:
+        return deleted_users.name(self._cluster)
+
+    def _departed(self) -> list[Departure]:
+        found = self._store.get("ConfigMap", self._namespace, self._departed_name)
+        return deleted_users.departures(found)
+
+    def _departure(self, user: Manifest, now: datetime.datetime) -> Departure:
+        pem = self._certificate(user)
+        return Departure(user, now, certificates.expires(pem) if pem else None)
+
+    async def remember(self, deleted: Sequence[Manifest]) -> None:
+        """Note whose access ends when the cluster returns. Raises `KubeError`.
+
+        The authority of clients stays with the volumes; without it, no user ever had access.
+        """
+        kept = owners(self._resources(), self.name_of)
+        had_access = [
+            user
+            for user in deleted
+            if names.FINALIZER in user["metadata"].get("finalizers", [])
+            and model.principal(user) not in kept
+        ]
+        authority = security.ca(self._cluster, security.CLIENTS)
+        if not had_access or self._store.get("Secret", self._namespace, authority) is None:
+            return
+        found = self._store.get("ConfigMap", self._namespace, self._departed_name) or {}
+        now = datetime.datetime.now(datetime.UTC)
+        want = deleted_users.manifest(
+            self._namespace,
+            self._cluster,
+            [self._departure(user, now) for user in had_access],
+            found.get("data") or {},
+        )
+        try:
+            self._store.put(await self._kube.apply(want))
+        except KubeError as error:
+            # With the namespace, everything of the cluster goes.
+            if not error.terminating:
+                raise
+
+    async def _remove_departed(self, owned: Sequence[Manifest]) -> None:
+        """End the access of users that were deleted while the cluster was away.
+
+        A QueueUser of the same name that was made since then keeps its permissions.
+        """
+        departed = self._departed()
+        if not departed:
+            return
+        present = {model.principal(user) for user in owned}
+        present |= {
+            model.principal(user)
+            for user in self._resources()
+            if not user["metadata"].get("deletionTimestamp")
+        }
+        gone = sorted({one.principal for one in departed} - present)
+        errors = await self._remove_access(gone) | await self._revoke(departed)
+        for principal, error in errors.items():
+            log.warning("a deleted user keeps its access", principal=principal, error=str(error))
+        done = {
+            one.user["metadata"]["uid"]: None for one in departed if one.principal not in errors
+        }
+        found = self._store.get("ConfigMap", self._namespace, self._departed_name)
+        assert found is not None, "it has the users"
+        changed = await self._kube.merge(
+            {**found, "apiVersion": "v1", "kind": "ConfigMap"}, {"data": done}
+        )
+        if changed is not None:
+            self._store.put(changed)
 
     # Permissions.
 
@@ -217,13 +312,13 @@ class Users(BatchReconciler):
     # Passwords.
 
     async def _set_passwords(
-        self, users: Sequence[Manifest], failures: Mapping[str, KafkaError]
+        self, users: Sequence[Manifest], failed: Mapping[str, KafkaError]
     ) -> dict[str, KafkaError]:
         """Store the passwords that the brokers do not have; return the errors by principal."""
         scram = [
             u
             for u in users
-            if model.authentication(u) == model.SCRAM and model.principal(u) not in failures
+            if model.authentication(u) == model.SCRAM and model.principal(u) not in failed
         ]
         known = await self._brokers.users.with_passwords([model.username(u) for u in scram])
         stale = {}

@@ -7,10 +7,10 @@ the operator suspends it at zero executors and resumes it when there is work.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal_operator import clock
+from shoal_operator import clock, diagnostics
 from shoal_operator.conditions import Verdict
 from shoal_operator.drift import has_drifted, marked
 from shoal_operator.jobs import Jobs
@@ -18,8 +18,9 @@ from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import consumer_pod, deployment, names, spark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    from shoal_operator.diagnostics import Diagnosis
     from shoal_operator.model.names import Manifest
     from shoal_operator.settings import Settings
     from shoal_operator.store import Store
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 #: A SparkApplication without a state after this time has no Spark operator.
 SILENCE_SECONDS_MAX = 30
 _FAILED = ("FAILED", "SUBMISSION_FAILED", "FAILING")
+#: Reasons of workloads that start, and of which the pods may say why they do not.
+_STARTING = ("Scaling", "ApplicationStarting")
 #: Exit code after SIGTERM: the driver was suspended, evicted or deleted, and did not fail.
 TERMINATED = 143
 #: The message for a killed driver, whose log does not have the cause.
@@ -130,9 +133,12 @@ class Workloads:
             context.user_secret,
             context.rack,
         )
-        selector = names.selector_text(consumer_pod.selector(consumer["metadata"]["name"]))
+        labels = consumer_pod.selector(consumer["metadata"]["name"])
+        selector = names.selector_text(labels)
         if "job" in consumer["spec"]:
             active, ready, verdict = await self.jobs.apply(consumer, about, replicas, lag_ms)
+            starting = self.jobs.without_pods(consumer)
+            verdict = await self._explain(verdict, consumer, labels, starting)
             return Workload(active, ready, selector, verdict)
         have = await self._apply_manifest(deployment.manifest(consumer, about, replicas))
         status = have.get("status", {})
@@ -141,7 +147,30 @@ class Workloads:
         if ready < replicas:
             text = f"{ready} of {replicas} consumers are ready."
             verdict = Verdict(ready > 0, "Scaling", text, progressing=True)
+            if refused := _refusal(have):
+                verdict = _because(verdict, refused)
+            verdict = await self._explain(verdict, consumer, labels)
         return Workload(status.get("replicas", 0), ready, selector, verdict)
+
+    async def _explain(
+        self,
+        verdict: Verdict,
+        consumer: Manifest,
+        selector: Mapping[str, str],
+        creators: Collection[str] = (),
+    ) -> Verdict:
+        """Add to the verdict on a workload that starts why its pods do not.
+
+        `selector` is that of the pods, and `creators` are the names of what creates them.
+        """
+        if verdict.reason not in _STARTING:
+            return verdict
+        namespace = consumer["metadata"]["namespace"]
+        pods = self._pods(namespace, selector)
+        involved = {pod["metadata"]["name"] for pod in pods} | set(creators)
+        events = await self._kube.warnings(namespace, involved) if involved else []
+        found = diagnostics.diagnose_pods(pods, (), events, role=diagnostics.CONSUMER)
+        return _because(verdict, found) if found else verdict
 
     def of_deployment(self, consumer: Manifest) -> Target:
         """Return the Deployment of a ShareConsumer as it is."""
@@ -155,6 +184,11 @@ class Workloads:
     async def _apply_manifest(self, want: Manifest) -> Manifest:
         want, meta = marked(want), want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
+        if have is not None and have.get("roleRef") != want.get("roleRef"):
+            # Another release of the chart has made it, and the reference cannot change.
+            await self._kube.delete(have)
+            self._store.drop(have)
+            have = None
         if have is None or has_drifted(want, have):
             have = await self._kube.apply(want)
             self._store.put(have)
@@ -189,6 +223,8 @@ class Workloads:
         verdict = application_verdict(
             have, replicas, running, self.failure_of(consumer, state), age_seconds(have)
         )
+        of_application = {names.CONSUMER_LABEL: meta["name"]}
+        verdict = await self._explain(verdict, consumer, of_application)
         return Workload(len(pods), running, names.selector_text(selector), verdict, state)
 
     def _pods(self, namespace: str, selector: Mapping[str, str]) -> Sequence[Manifest]:
@@ -220,6 +256,20 @@ class Workloads:
         elif now_ms - self._running_since_ms.setdefault(uid, now_ms) > HEALTHY_SECONDS_MIN * 1000:
             del self._failures[uid]
         return self._failures.get(uid, "")
+
+
+def _because(verdict: Verdict, found: Diagnosis) -> Verdict:
+    text = f"{verdict.message} {found.message}"
+    return replace(verdict, reason=found.reason, message=text, alarm=True)
+
+
+def _refusal(deployment: Manifest) -> Diagnosis | None:
+    """Return why the pods of a Deployment are refused."""
+    for condition in deployment.get("status", {}).get("conditions", []):
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            name, message = deployment["metadata"]["name"], condition["message"]
+            return diagnostics.diagnose_refusal("Deployment", name, message)
+    return None
 
 
 def termination_message(log: str) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.properties import properties
 from shoal.client.settings import Settings
+
+from shoal_spark import outcome_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -381,7 +382,7 @@ class TopicOptions:
 def outcomes_dir(bootstrap: str, group_id: str) -> str:
     """Return the directory for outcome files between sinks and source of a group on one driver."""
     name = hashlib.sha256(f"{bootstrap}\n{group_id}".encode()).hexdigest()[:16]
-    return str(Path(tempfile.gettempdir(), f"shoal-outcomes-{os.getuid()}", name))
+    return str(outcome_files.own_folder() / name)
 
 
 class Words:

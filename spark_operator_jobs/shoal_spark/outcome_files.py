@@ -5,12 +5,16 @@ sink's commit writes one file of JSON lines under a temporary name and renames i
 always complete. The source reads it when the batch has completed, and removes it once every offset
 in it is settled. If two files have outcomes of one offset, the later file counts: it comes from the
 replay of a batch.
+
+Every writer to the directory decides which records are rejected. The default is in the
+temporary folder, where everybody can create one of that name first. So both sides check its owner.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 import uuid
 from enum import StrEnum
@@ -69,13 +73,38 @@ def joined(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return found
 
 
+def own_folder() -> Path:
+    """Return the folder of this user in the temporary folder, for all default directories."""
+    return Path(tempfile.gettempdir(), f"shoal-outcomes-{os.getuid()}")
+
+
+def check_owner(directory: Path) -> None:
+    """Raise `PermissionError` if somebody else than this user and root owns the directory, or the
+    folder of this user in which it is."""
+    own = own_folder()
+    for place in (own, directory) if own in directory.parents else (directory,):
+        try:
+            owner = place.lstat().st_uid
+        except FileNotFoundError:
+            continue
+        if owner not in (os.getuid(), 0):
+            raise PermissionError(
+                f"{place} belongs to another user ({owner}), who could decide which records are"
+                " rejected. Remove it, or set the option outcomes.dir to a directory of your own."
+            )
+
+
 def write(directory: str, outcomes: Iterable[Outcome]) -> Path | None:
     """Write outcomes for the source; return None if there are none."""
     lines = [json.dumps(one._asdict()) + "\n" for one in joined(outcomes)]
     if not lines:
         return None
     place = Path(directory)
+    check_owner(place)
+    if (own := own_folder()) in place.parents:
+        own.mkdir(mode=0o700, exist_ok=True)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(place)
     final = place / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl"
     part = final.with_suffix(".part")
     with part.open("w") as out:
@@ -93,7 +122,8 @@ class Inbox:
         self._files: dict[Path, list[Outcome]] = {}
 
     def look(self) -> None:
-        """Read new files."""
+        """Read new files. Raises `PermissionError` for a directory of another user."""
+        check_owner(self._directory)
         for path in sorted(self._directory.glob("*.jsonl")):
             if path in self._files:
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import datetime
 import json
 import subprocess
@@ -17,26 +18,30 @@ from typing import TYPE_CHECKING, Any
 import kafka_tools
 import pytest
 from clusters import CALM
-from conditions import eventually
+from conditions import eventually, eventually_async
 from confluent_kafka import Producer
 from kube.api_server import resource
 from kube.secured_pods import SecuredPods
 from shoal.client import quotas as quota_calls
 from shoal.client.client import SyncClient
+from shoal.client.cluster import TopicPartition
 from shoal.client.configs import ConfigChange, Resource
 from shoal.client.configs import ResourceType as ConfigType
+from shoal.client.dead_letters import ERRORS
 from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.redrive import Plan
 from shoal.client.secret import Secret
 from shoal.client.security_admin import SALT_SIZE, ScramMechanism, ScramUpsertion
 from shoal.client.share import AcknowledgeType, Acquired
-from shoal.client.topics import NewTopic
+from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal_operator import certificates
 from shoal_operator.cluster.authorities import RENEW
-from shoal_operator.model import security
+from shoal_operator.model import listeners, security
 from shoal_operator.model import users as users_model
+from shoal_operator.reconcile_loop import ReconcileLoop
+from shoal_operator.redrives import Redrives
 from shoal_operator.users import Users
 
 if TYPE_CHECKING:
@@ -331,8 +336,10 @@ def test_permissions_follow_the_spec_and_go_with_the_user(users: QueueUsers) -> 
     assert entries() == []
 
 
-def test_the_short_form_for_redrives_suffices(users: QueueUsers, tmp_path: Path) -> None:
-    """For a user who may consume and redrive, and nothing else."""
+def test_a_redrive_runs_as_its_user(
+    users: QueueUsers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short form for redrives suffices, and the operator's own rights are not used."""
     topics = {
         "returns": {},
         "dlq.returns": {"errors.deadletterqueue.group.enable": "true"},
@@ -374,13 +381,53 @@ def test_the_short_form_for_redrives_suffices(users: QueueUsers, tmp_path: Path)
         client.run(session.close())
         with pytest.raises(KafkaError):
             client.run(client.admin.redrive(Plan("dlq.returns")))
-    with connect("mender") as client:
+    with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
+        letters = TopicPartition("dlq.returns", 0)
+        latest = {letters: int(OffsetSpec.LATEST)}
         # The broker writes the letter after the acknowledgement.
         eventually(
-            lambda: client.run(client.admin.redrive(Plan("dlq.returns"))).total == 1,
-            timeout_s=30,
-            what="the dead letter is redriven",
+            lambda: expect(admin.run(admin.admin.topics.offsets(latest)))[letters].offset == 1,
+            what="the dead letter",
         )
+        admin.run(forge(admin.client, "jobs"))
+    monkeypatch.setattr(
+        listeners,
+        "bootstrap_servers",
+        lambda _, listener: users.cluster.bootstrap(listener["port"]),
+    )
+    users.api.add(resource("Redrive", "again", cluster="main", topic="dlq.returns", user="mender"))
+    status = asyncio.run(redriven(users))
+    assert (status["sent"], status["refused"]) == (1, 1)
+
+
+async def forge(client: Client, topic: str) -> None:
+    """Write a letter that names a topic to which the redrive's user may not write."""
+    about = {"topic": topic, "partition": "0", "offset": "0", "group": "returners"}
+    headers = [(f"{ERRORS}{name}", text.encode()) for name, text in about.items()]
+    async with client.producer() as sending:
+        await (await sending.send("dlq.returns", b"forged", headers=headers))
+
+
+async def redriven(users: QueueUsers) -> dict[str, Any]:
+    """Let the operator run the Redrive to its end. Return the status."""
+    brokers, store = users.cluster.connection(), users.api.store()
+    redrives = Redrives(users.api, store, brokers, "n", "main")
+
+    async def one_pass(names: list[str]) -> float | None:
+        store.put(copy.deepcopy(users.api.find("Redrive", "again")))
+        return await redrives.reconcile(names)
+
+    loop = asyncio.create_task(ReconcileLoop("Redrive", one_pass, lambda: ["again"], 0.1).run())
+    try:
+        await eventually_async(
+            lambda: users.api.find("Redrive", "again")["status"].get("completionTime")
+        )
+    finally:
+        loop.cancel()
+        await asyncio.wait([loop])
+        await redrives.close()
+        await brokers.close()
+    return dict(users.api.find("Redrive", "again")["status"])
 
 
 @pytest.mark.parametrize(("kind", "name"), [("tls", "CN=ivy"), ("scram-sha-512", "ivy")])

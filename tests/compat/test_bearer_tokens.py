@@ -203,6 +203,18 @@ def test_signed_tokens(kafka: dict[str, str], shoal: dict[str, str], name: str) 
     assert log_in_by_token(shoal[BOUND], token) == log_in_by_token(kafka[BOUND], token)
 
 
+@pytest.mark.parametrize("subject", ["\u00a0admin", "admin\u3000", "\x01admin\x1f", "\u3000"])
+def test_blanks_around_a_subject(
+    kafka: dict[str, str], shoal: dict[str, str], subject: str
+) -> None:
+    """Java's trim removes control characters, and leaves blanks of Unicode: a token for another
+    subject was one for `admin`. The authorization id shows which subject it is."""
+    for authzid in ("", "a=admin"):
+        token = made(email=subject)
+        got = log_in_by_token(shoal[BOUND], token, authzid=authzid)
+        assert got == log_in_by_token(kafka[BOUND], token, authzid=authzid), authzid
+
+
 OPEN_TOKENS: dict[str, Callable[[], str]] = {
     "any issuer": lambda: made(sub="bob", aud=None, iss="anybody"),
     "no issuer": lambda: made(sub="bob", aud=None, iss=None),

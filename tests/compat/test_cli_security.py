@@ -143,6 +143,39 @@ def test_short_forms(shoal_as: Callable[..., Shoal]) -> None:
     assert "CLUSTER_AUTHORIZATION_FAILED" in refused(worker, "acls", "list")
 
 
+def test_a_redrive_has_its_users_rights(shoal_as: Callable[..., Shoal], secured: Secured) -> None:
+    """Letters that name topics of others, in a topic where the forger may write, are left."""
+    if secured.is_kafka:
+        return  # Kafka 4.3 has no dead letters.
+    admin, name, user = shoal_as(), new("redriven"), secured.new_user()
+    letters, group = f"dlq.{name}", f"{name}-group"
+    for topic in (name, letters, f"secret-{name}", f"victim-{name}"):
+        admin.run("topics", "create", topic, "-p", "1")
+    admin.run("configs", "set", "group", group, f"errors.deadletterqueue.topic.name={letters}")
+    admin.run("produce", f"secret-{name}", stdin="the salaries\n")
+    for value, topic in (("a", name), ("", f"secret-{name}"), ("b", f"victim-{name}")):
+        about = {"topic": topic, "partition": "0", "offset": "0", "group": group}
+        headers = [("__dlq.errors." + key, text) for key, text in about.items()]
+        line = json.dumps({"value": value or None, "headers": headers})
+        admin.run("produce", letters, "--input", "json", stdin=f"{line}\n")
+    for kind, operation, names in (
+        ("-t", "read", (letters, name, "shoal-redrives")),
+        ("-t", "write", (name, "shoal-redrives")),
+        ("-t", "create", ("shoal-redrives",)),
+        ("-g", "read", (f"redrive.{letters}", group)),
+        ("-g", "describe-configs", (group,)),
+    ):
+        for one in names:
+            admin.run("acls", "add", "-p", user, "--operation", operation, kind, one)
+    said = shoal_as(user, "OAUTHBEARER").refusal("dlq", "redrive", letters)
+    assert (
+        f"rejected 2 records. Last error: topic 'victim-{name}' (TOPIC_AUTHORIZATION_FAILED)"
+        in said
+    )
+    for topic, found in ((name, "a\n"), (f"victim-{name}", "")):
+        assert admin.says("consume", topic, "--from-beginning", "-e") == found
+
+
 def refused(shoal: Shoal, *words: str) -> str:
     """Return the error of a command that the cluster refuses."""
     return shoal.refusal(*words, stdin="x\n")

@@ -48,8 +48,6 @@ def test_creations(pair: Pair) -> None:
         (None, None),
         BOB,
         ("User", ""),
-        ("", "bob"),
-        ("Group", "x"),
         (None, "bob"),
         ("User", None),
         (None, ""),
@@ -70,6 +68,14 @@ def test_creations(pair: Pair) -> None:
         pair.same("create", "alice", max_lifetime_ms=lifetime_ms)
     for version in (1, 2):
         pair.same("create", "alice", version=version, renewers=(BOB,))
+
+
+@pytest.mark.parametrize("owner", [("Node", "own"), ("Group", "x"), ("user", "bob"), ("", "bob")])
+def test_owners_that_are_no_users(pair: Pair, owner: Principal) -> None:
+    """Kafka checks the type of renewers only. A token for Node:own had all rights in Shoal."""
+    _, shoal = pair.brokers
+    refused = ErrorCode.invalid_principal_type
+    assert shoal.create("alice", owner=owner)["error_code"] == refused
 
 
 def test_descriptions(pair: Pair) -> None:

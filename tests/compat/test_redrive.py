@@ -347,6 +347,32 @@ def test_a_refused_record_is_reported_and_left_for_later(queue: Letters) -> None
     assert queue.redrive()["redriven"] == 1
 
 
+@pytest.mark.parametrize("whose", ["of another group", "in another topic"])
+def test_forged_letters_do_not_count(queue: Letters, whose: str) -> None:
+    """Every producer to any topic had a redrive by others read and write elsewhere."""
+    group, topic, victim = queue.group, queue.letters, f"victim-{queue.topic}"
+    queue.create(victim)
+    if whose == "of another group":
+        group = "another"
+    else:
+        topic = f"mine-{queue.topic}"
+        queue.create(topic)
+    about = {"topic": victim, "partition": "0", "offset": "0", "group": group}
+    headers = [(f"__dlq.errors.{name}", text.encode()) for name, text in about.items()]
+
+    async def forge() -> None:
+        async with queue.client.client.producer() as producer:
+            await producer.send(topic, b"an order", headers=headers)
+
+    queue.client.run(forge())
+    done = queue.client.run(queue.client.admin.redrive(Plan(topic)))
+    assert (done.total, done.not_dead_letters, done.doubted) == (0, 1, 1)
+    configured = queue.letters if whose == "in another topic" else ""
+    name = f"{DLQ}.topic.name"
+    assert done.doubt == f"{name} of group {group!r} is {configured!r}, not {topic!r}"
+    assert queue.records(victim) == []
+
+
 def test_progress_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Letters) -> None:
     ledger_of = queue.client
 

@@ -32,6 +32,8 @@ class Release:
         """Install or upgrade with exactly these values; return when its pods are ready."""
         # A cluster that stayed up may run an operator of the same tag from an older tree.
         built = {"built": images.archive("operator").stem}
+        # Each test has resources in a namespace of its own.
+        values.setdefault("watchNamespaces", [])
         values["podAnnotations"] = built | values.get("podAnnotations", {})
         settings = [f"--set-json={k.replace('__', '.')}={json.dumps(v)}" for k, v in values.items()]
         where = (f"--namespace={NAMESPACE}", "--create-namespace", "--wait", "--timeout=90s")

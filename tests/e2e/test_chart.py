@@ -135,14 +135,15 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
     for name, resource in (("ingress", "ingresses"), ("tlsRoute", "tlsroutes")):
         verbs = {verb for r, verb in granted if r == resource}
         on = given[f"listeners.{name}"]
-        assert verbs == ({"list", "create", "patch", "delete"} if on else set())
+        assert verbs == ({"get", "list", "create", "patch", "delete"} if on else set())
         assert (f"--without={name}" in container["args"]) == (not on)
     if given["watchNamespaces"]:
         definitions = {("customresourcedefinitions", v) for v in ("get", "list", "watch")}
-        assert everywhere <= {*definitions, ("nodes", "get")}
+        assert everywhere <= {*definitions, ("nodes", "get"), ("leases", "list")}
         roles = {n for kind, n, _ in kinds if kind == "Role"}
         assert roles == {"one", "two", "shoal-system"}
     deleted = {"pods", "services", "networkpolicies", "jobs", "statefulsets"}
+    deleted |= {"rolebindings"} if given["workloads.spark"] else set()
     routes = {"ingresses", "tlsroutes"}
     assert {r for r, verb in granted if verb == "delete"} - routes == deleted
     assert any(m["kind"] == "NetworkPolicy" for m in made) == given["networkPolicy"]["enabled"]
@@ -150,10 +151,21 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
     assert len(shared) == 3 * given["aggregatedRoles.enabled"]
 
 
+def test_the_namespace_of_the_release_is_watched_by_default() -> None:
+    made = template(**{"racks.enabled": False, "workloads.spark": False})
+    (operator,) = (m for m in made if m["kind"] == "Deployment")
+    (container,) = operator["spec"]["template"]["spec"]["containers"]
+    assert "--namespace=shoal-system" in container["args"]
+    assert "--all-namespaces" not in container["args"]
+    bound = [m["roleRef"]["name"] for m in made if m["kind"] == "ClusterRoleBinding"]
+    leases = "shoal-system-shoal-operator-leases"
+    assert bound == [leases], "outside of its namespace, it only looks for other operators"
+
+
 @pytest.mark.parametrize("on", BOTH)
 def test_jobs_are_started_and_deleted_if_they_are_on(on: bool) -> None:
     made = template(**{"workloads.job": on})
-    verbs = {verb for resource, verb in permissions(made, "ClusterRole") if resource == "jobs"}
+    verbs = {verb for resource, verb in permissions(made, "Role") if resource == "jobs"}
     assert verbs == ({"get", "list", "watch", "create", "delete"} if on else set())
     (operator,) = (m for m in made if m["kind"] == "Deployment")
     (container,) = operator["spec"]["template"]["spec"]["containers"]
@@ -164,7 +176,7 @@ def test_jobs_are_started_and_deleted_if_they_are_on(on: bool) -> None:
 def test_workloads_of_others_are_scaled_and_not_changed(on: bool) -> None:
     workloads = {"workloads.deployment": False, "workloads.scaleTargetRef": on}
     workloads["racks.enabled"] = False
-    granted = permissions(template(**workloads), "ClusterRole")
+    granted = permissions(template(**workloads), "Role")
     of_deployments = {(r, verb) for r, verb in granted if r.startswith("deployments")}
     expected = {("deployments/scale", verb) for verb in ("get", "patch")} if on else set()
     assert of_deployments == expected

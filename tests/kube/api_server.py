@@ -85,6 +85,8 @@ class ApiServer(Kube):
         self.absent: set[str] = set()
         #: Objects that admission denies, by kind and name, with the message.
         self.denied: dict[tuple[str, str], str] = {}
+        #: Objects of which the API server refuses each change, by kind and name.
+        self.refused: dict[tuple[str, str], KubeError] = {}
 
     def store(self) -> Store:
         """Return what a new operator's watches contain."""
@@ -118,6 +120,7 @@ class ApiServer(Kube):
             return self._discover(path.removeprefix("/apis/"))
         kind, *more = _parts(path)
         self._check(kind, more[0] if more else "")
+        self._refuse(verb, kind, more, body)
         if verb == "list":
             return self._list(kind, (params or {}).get("labelSelector", ""))
         if more[-1:] == ["scale"]:
@@ -147,6 +150,14 @@ class ApiServer(Kube):
             raise KubeError(404, "the server could not find the requested resource")
         if message := self.denied.get((kind, name)):
             raise KubeError(403, message)
+
+    def _refuse(self, verb: str, kind: str, more: list[str], body: Any) -> None:
+        """Refuse a change of an object itself, not of its status."""
+        if verb in ("get", "list") or more[-1:] == ["status"]:
+            return
+        name = more[0] if more else body["metadata"].get("name", "")
+        if error := self.refused.get((kind, name)):
+            raise error
 
     def _discover(self, api_version: str) -> Manifest:
         if api_version not in self.installed:
@@ -323,3 +334,8 @@ def _remove(have: Manifest, before: Mapping[str, Any], now: Mapping[str, Any]) -
 def resource(kind: str, name: str, **spec: Any) -> Manifest:
     meta = {"name": name, "namespace": "n"}
     return {"apiVersion": names.API_VERSION, "kind": kind, "metadata": meta, "spec": spec}
+
+
+def configured(group: Manifest, generation: int = 1) -> Manifest:
+    """Return a ShareGroup whose configs the brokers have accepted, up to this generation."""
+    return {**group, "status": {"configuredGeneration": generation}}

@@ -89,7 +89,12 @@ def test_pods_run_on_while_a_user_with_a_secret_is_not_ready() -> None:
 @pytest.mark.parametrize("listener", [PLAIN, TLS])
 def test_without_a_user_consumers_use_a_listener_without_logins(listener: dict[str, Any]) -> None:
     one = found(*SECURE, listener, name="")
-    assert (port(one), one.secret, one.problem, one.warning) == (listener["port"], "", None, None)
+    assert (port(one), one.secret, one.problem) == (listener["port"], "", None)
+    # Others log in, so requests need permissions.
+    assert one.warning is not None
+    assert one.warning[0] == "NoUser"
+    assert "User:ANONYMOUS" in one.warning[1]
+    assert found(listener, name="").warning is None
 
 
 def test_a_missing_user_is_a_warning_because_pods_may_have_credentials_of_their_own() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import datetime
+import re
 from typing import Any
 
 import crd_reference
@@ -392,6 +393,43 @@ def test_config_cannot_override_the_operators_settings(name: str, instead: str) 
     assert verdict.reason == "ConfigNotAllowed"
     assert f"spec.config.{name}" in verdict.message
     assert instead in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("a\nsuper.users", "User:eve"),
+        ("a\rsuper.users", "User:eve"),
+        ("super.users=User:eve #", "x"),
+        ("super.users:User", "eve"),
+        (" super.users", "User:eve"),
+        ("super\\u002eusers", "User:eve"),
+        ("", "x"),
+        ("log.retention.ms", "1\nsuper.users=User:eve"),
+        ("log.retention.ms", "1\rsuper.users=User:eve"),
+        ("log.retention.ms", "1\u2028super.users=User:eve"),
+    ],
+)
+def test_a_config_is_one_setting(name: str, value: str) -> None:
+    resource = copy.deepcopy(CLUSTER)
+    resource["spec"]["config"][name] = value
+    for verdict in (refusal(resource), decide(topic(config={name: value}), None).refusal):
+        assert verdict is not None
+        assert verdict.reason == "ConfigNotAllowed"
+        assert "\n" not in verdict.message
+
+
+@pytest.mark.parametrize("kind", ["queueclusters", "queuetopics"])
+def test_the_api_server_admits_the_same_names_and_values(kind: str) -> None:
+    crd = yaml.safe_load((CRDS / f"{kind}.shoal.dev.yaml").read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    config = schema["properties"]["config"]
+    rules = [one["rule"] for one in config["x-kubernetes-validations"]]
+    assert f"self.all(k, k.matches('^{broker_config.NAME.pattern}$'))" in rules
+    pattern = re.compile(config["additionalProperties"]["pattern"])
+    for code in range(0x3000):
+        is_admitted = pattern.search(f"a{chr(code)}b") is not None
+        assert is_admitted == (not broker_config.find_malformed({"a": f"a{chr(code)}b"})), code
 
 
 def test_every_setting_in_a_brokers_file_is_reserved_or_may_be_overridden() -> None:

@@ -1,17 +1,37 @@
 """Diagnostics of a cluster: each names the object and the remedy, and is reported once."""
 
+import asyncio
+import re
+from typing import Any
+
 import pytest
+from kube.api_server import ApiServer, CrashPoint, resource
+from kube.test_spark_consumers import CONSUMER as OF_SPARK
+from kube.test_spark_consumers import CONTEXT
+from shoal_operator.brokers import Brokers
+from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.conditions import Verdict, conditions
 from shoal_operator.diagnostics import (
+    CONSUMER,
     Disk,
     diagnose_disks,
     diagnose_expansion,
     diagnose_pods,
     diagnose_versions,
 )
+from shoal_operator.model import consumer_pod
+from shoal_operator.model.names import CONSUMER_LABEL
+from shoal_operator.settings import Settings
 from shoal_operator.statuses import unreported
+from shoal_operator.workloads import Workloads
 
 MIB = 1 << 20
+WORKER: dict[str, Any] = OF_SPARK | {
+    "spec": {
+        "shareGroup": "g",
+        "deployment": {"template": {"spec": {"containers": [{"name": "one"}]}}},
+    }
+}
 
 
 def pod(waiting=None, last="", **scheduled):
@@ -43,6 +63,191 @@ def test_diagnoses_of_pods(seen, reason, words) -> None:
     assert found.reason == reason
     assert words in found.message
     assert "main-broker-0" in found.message
+
+
+def ended(reason: str = "", message: str = "", code: int = 1):
+    """A pod whose container has ended and is not started again yet."""
+    found = pod({"reason": "CrashLoopBackOff", "message": "back-off 20s restarting failed"})
+    last = {"reason": reason, "message": message, "exitCode": code}
+    found["status"]["containerStatuses"][0]["lastState"] = {"terminated": last}
+    return found
+
+
+def of_init(reason: str):
+    found = pod({"reason": "PodInitializing"})
+    waiting = {"state": {"waiting": {"reason": reason, "message": "secret x not found"}}}
+    return found | {
+        "status": found["status"] | {"initContainerStatuses": [waiting | {"name": "i"}]}
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "words"),
+    [
+        (
+            ended("OOMKilled", code=137),
+            "OutOfMemory",
+            r"needed more memory .* Raise the memory lim",
+        ),
+        (ended("Error", code=3), "ConsumerFails", r"CrashLoopBackOff \(exit code 3\) back-off 20s"),
+        (ended("Error", "Traceback: boom"), "ConsumerFails", "Traceback: boom"),
+        (of_init("CreateContainerConfigError"), "ConsumerFails", "container i: .* secret x not fo"),
+        (pod({"reason": "CreateContainerError", "message": "no command"}), "ConsumerFails", "no c"),
+        (pod({"reason": "RunContainerError", "message": "exec: x"}), "ConsumerFails", "exec: x"),
+        (pod({"reason": "InvalidImageName", "message": "x::"}), "ImageNotPulled", "x::"),
+        (pod({"reason": "RegistryUnavailable"}), "ImageNotPulled", "RegistryUnavailable"),
+    ],
+)
+def test_what_ends_a_container_is_named(seen, reason, words) -> None:
+    found = diagnose_pods([seen], (), role=CONSUMER)
+    assert found is not None
+    assert found.reason == reason
+    assert re.search(words, found.message), found.message
+
+
+def event(reason: str, message: str, kind: str = "StatefulSet", name: str = "main-broker"):
+    about = {"kind": kind, "name": name}
+    stamp = "2026-01-01T00:00:00Z"
+    return {"involvedObject": about, "reason": reason, "message": message, "lastTimestamp": stamp}
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ('pods "a" is forbidden: exceeded quota: q, used: pods=1', "Raise the ResourceQuota"),
+        ("is forbidden: failed quota: q: must specify limits.cpu", "set them in the spec"),
+        ("is forbidden: maximum memory usage per Container is 1Gi", "LimitRange"),
+        ("minimum storage usage per PersistentVolumeClaim is 1Gi", "LimitRange"),
+        ("no PriorityClass with name high was found", "Create the PriorityClass"),
+        ('violates PodSecurity "restricted:latest": runAsNonRoot', "securityContext"),
+        ('error looking up service account n/x: serviceaccount "x" not found', "Create the Serv"),
+        ('admission webhook "w" denied the request: no', "owner of the webhook"),
+    ],
+)
+def test_pods_that_the_api_server_refuses(message: str, remedy: str) -> None:
+    found = diagnose_pods([], (), [event("FailedCreate", message)])
+    assert found is not None
+    assert found.reason == "PodRefused"
+    assert found.message.startswith(f"StatefulSet main-broker: {message}. ")
+    assert remedy in found.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("FailedMount", "VolumeNotMounted"),
+        ("FailedAttachVolume", "VolumeNotMounted"),
+        ("FailedCreatePodSandBox", "PodNotStarted"),
+        ("Unhealthy", None),
+    ],
+)
+def test_pods_that_wait_before_their_containers(reason: str, expected: str | None) -> None:
+    waits = pod({"reason": "ContainerCreating"})
+    about = event(reason, 'configmap "x" not found', "Pod", "main-broker-0")
+    found = diagnose_pods([waits], (), [about])
+    assert (found and found.reason) == expected
+    assert found is None or 'main-broker-0: configmap "x" not found. ' in found.message
+    runs = pod()
+    runs["status"]["phase"] = "Running"
+    assert diagnose_pods([runs], (), [about]) is None
+
+
+def test_a_consumer_says_why_its_pods_are_not_ready() -> None:
+    """From its Deployment, its pods or the events about them."""
+    kube = ApiServer(CrashPoint())
+
+    def look(**status: Any) -> Verdict:
+        found = kube.objects.get(("Deployment", "c"), {})
+        found["status"] = {"replicas": 1, **status}
+        workloads = Workloads(kube, kube.store(), Settings("b:1", "s:1", "r", "http"))
+        return asyncio.run(workloads.apply(WORKER, CONTEXT, 2, 0)).verdict
+
+    assert look().reason == "Scaling"
+    text = 'pods "c-1" is forbidden: violates PodSecurity "restricted:latest"'
+    failure = {"type": "ReplicaFailure", "status": "True", "message": text}
+    said = look(conditions=[failure])
+    assert (said.ready, said.reason, said.alarm) == (False, "PodRefused", True)
+    assert "0 of 2 consumers are ready. Deployment c: " in said.message
+    waits = pod({"reason": "ContainerCreating"})
+    waits["metadata"] |= {"namespace": "n", "labels": consumer_pod.selector("c")}
+    waits["status"]["phase"] = "Pending"
+    kube.add({"apiVersion": "v1", "kind": "Pod", **waits})
+    assert look().reason == "Scaling"
+    about = event("FailedMount", 'secret "x" not found', "Pod", "main-broker-0")
+    meta = {"name": "e", "namespace": "n"}
+    made = {"apiVersion": "v1", "kind": "Event", "metadata": meta, "type": "Warning"}
+    kube.add(made | about)
+    assert look(readyReplicas=1).reason == "VolumeNotMounted"
+    assert look(readyReplicas=2).ready
+
+
+def test_jobs_and_drivers_say_why_their_pods_are_not_there() -> None:
+    kube = ApiServer(CrashPoint())
+    kube.installed["sparkoperator.k8s.io/v1beta2"] = ["SparkApplication"]
+
+    def look(consumer: dict[str, Any]) -> Verdict:
+        workloads = Workloads(kube, kube.store(), Settings("b:1", "s:1", "r", "http"))
+        return asyncio.run(workloads.apply(consumer, CONTEXT, 1, 0)).verdict
+
+    pods = {"template": {"spec": {"containers": [{"name": "one"}]}}}
+    worker = WORKER | {"spec": {"shareGroup": "g", "job": pods}}
+    assert look(worker).reason == "Scaling"
+    (job,) = (one["metadata"]["name"] for one in kube.all("Job"))
+    made = {"apiVersion": "v1", "kind": "Event", "type": "Warning"}
+    about = event("FailedCreate", "exceeded quota: q", "Job", job)
+    kube.add(made | {"metadata": {"name": "e", "namespace": "n"}} | about)
+    said = look(worker)
+    assert (said.ready, said.reason) == (False, "PodRefused")
+    assert f"0 of 1 Jobs are ready. Job {job}: exceeded quota: q. Raise the Res" in said.message
+    # The driver of a SparkApplication.
+    look(OF_SPARK)
+    state = {"applicationState": {"state": "SUBMITTED"}}
+    kube.find("SparkApplication", "c")["status"] = state
+    assert look(OF_SPARK).reason == "ApplicationStarting"
+    driver = pod(message="0/1 nodes are available: Insufficient cpu.")
+    labels = {CONSUMER_LABEL: "c", "spark-role": "driver"}
+    driver["metadata"] |= {"name": "c-driver", "namespace": "n", "labels": labels}
+    driver["status"]["phase"] = "Pending"
+    kube.add({"apiVersion": "v1", "kind": "Pod", **driver})
+    said = look(OF_SPARK)
+    assert said.reason == "Unschedulable"
+    assert "The SparkApplication is SUBMITTED. c-driver: 0/1 nodes" in said.message
+
+
+@pytest.mark.parametrize(
+    ("about", "reason"),
+    [
+        (
+            event("FailedMount", 'configmap "x" not found', "Pod", "main-broker-0"),
+            "VolumeNotMounted",
+        ),
+        (event("FailedCreate", "exceeded quota: q"), "PodRefused"),
+        (event("FailedMount", "of another pod", "Pod", "other-0"), "Starting"),
+    ],
+)
+def test_a_cluster_says_why_a_broker_is_not_there(about: dict[str, Any], reason: str) -> None:
+    kube = ApiServer(CrashPoint())
+    kube.unready.add("main-broker-0")
+    spec = {"replicas": 1, "storage": {"size": "1Gi"}, "metrics": {"port": 9404}}
+    kube.add(resource("QueueCluster", "main", listeners=[{"name": "p", "port": 9092}], **spec))
+    made = {"apiVersion": "v1", "kind": "Event", "type": "Warning"}
+    kube.add(made | {"metadata": {"name": "e", "namespace": "n"}} | about)
+
+    async def reconcile() -> None:
+        brokers = Brokers("nowhere:1")
+        place = (kube, kube.store(), brokers, "n", "main")
+        try:
+            await Clusters(*place, "i:1", on_reachable=lambda: None).reconcile(["main"])
+        finally:
+            await brokers.close()
+
+    asyncio.run(reconcile())
+    if reason == "PodRefused":
+        del kube.objects["Pod", "main-broker-0"]
+    asyncio.run(reconcile())
+    conditions = kube.find("QueueCluster", "main")["status"]["conditions"]
+    (ready,) = [one for one in conditions if one["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", reason)
 
 
 def test_a_pod_that_starts_or_runs_is_no_trouble() -> None:

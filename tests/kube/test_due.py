@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kube.api_server import ApiServer, CrashPoint, resource
+from kube.api_server import ApiServer, CrashPoint, configured, resource
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 from shoal_operator.broker_states import GroupState, group_state
@@ -114,7 +114,8 @@ class Shop:
     def __init__(self, http_access: HttpAccess | None = None, **scaling: Any) -> None:
         self.kube = ApiServer(CrashPoint())
         self.kube.add(CLUSTER)
-        self.kube.add(resource("ShareGroup", "workers", cluster="main", maxRecordLocks=2000))
+        group = resource("ShareGroup", "workers", cluster="main", maxRecordLocks=2000)
+        self.kube.add(configured(group))
         spec = {"shareGroup": "workers", "deployment": POD, "scaling": scaling}
         self.kube.add(resource("ShareConsumer", "eaters", **spec))
         self.store, self.brokers = self.kube.store(), FixedGroup()
@@ -206,7 +207,7 @@ def test_new_records_of_a_group_with_a_delay_count_once_their_delays_are_read(
     async def scenario(delay: dict[str, str] | None) -> list[int]:
         shop = Shop(targetLagPerReplica=1, startupTime="1s")
         group = {"cluster": "main", "maxRecordLocks": 2000, **({"delay": delay} if delay else {})}
-        shop.kube.add(resource("ShareGroup", "workers", **group))
+        shop.kube.add(configured(resource("ShareGroup", "workers", **group), generation=2))
         shop.store.put(shop.kube.find("ShareGroup", "workers"))
         found = []
         for seconds, lag, metrics in (

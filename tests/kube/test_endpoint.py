@@ -31,6 +31,28 @@ class Site:
             return response.status, await response.json()
 
 
+def test_an_operator_beside_another_one_is_not_ready() -> None:
+    """`helm install --wait` then fails, and the probe's event says why."""
+
+    async def scenario() -> None:
+        problem = "The operator in namespace 'one' acts on all namespaces."
+        operator = Operator(Shop().kube, Settings("b:1", "s:1", "role", "http"))
+        (port,) = free_ports(1)
+        runner = await endpoint.serve(operator, port, problem=lambda: problem)
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+                async with client.get("/readyz") as refused:
+                    assert (refused.status, await refused.text()) == (503, f"{problem}\n")
+                problem = ""
+                async with client.get("/readyz") as answer:
+                    assert answer.status == 200
+        finally:
+            await runner.cleanup()
+            await operator.close()
+
+    asyncio.run(scenario())
+
+
 @asynccontextmanager
 async def site() -> AsyncIterator[Site]:
     shop = Shop(targetLagPerReplica=5, startupTime="60s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import struct
 import urllib.parse
@@ -19,7 +20,13 @@ from hypothesis import strategies as st
 from kube.api_server import ApiServer, CrashPoint, resource
 from shoal_operator import keda
 from shoal_operator import keda_messages as messages
-from shoal_operator.grpc_server import REQUEST_BYTES_MAX, UNREAD_BYTES_MAX, Status
+from shoal_operator.grpc_server import (
+    CONNECTIONS_MAX,
+    IDLE_S_MAX,
+    REQUEST_BYTES_MAX,
+    UNREAD_BYTES_MAX,
+    Status,
+)
 from shoal_operator.http_access import HttpAccess
 from shoal_operator.keda_messages import BadMessage
 from shoal_operator.runtime import Operator
@@ -182,10 +189,14 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    access: Any = None, tls: ssl.SSLContext | None = None, client: ssl.SSLContext | None = None
+    access: Any = None,
+    tls: ssl.SSLContext | None = None,
+    client: ssl.SSLContext | None = None,
+    idle_s_max: float = IDLE_S_MAX,
 ) -> AsyncIterator[Scene]:
     made = Scene()
     server = keda.server(made.operator, access)
+    server.idle_s_max = idle_s_max
     made.port = await server.start("127.0.0.1", 0, tls)
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: made.client, "127.0.0.1", made.port, ssl=client)
@@ -303,6 +314,62 @@ def test_a_frame_that_does_not_end_ends_the_connection() -> None:
             transport.write(bytes.fromhex("ffffff000000000000") + bytes(2 * UNREAD_BYTES_MAX))
             await found.client.until(lambda: False)
             assert found.client.closed
+
+    asyncio.run(scenario())
+
+
+def test_idle_connections_do_not_keep_keda_out() -> None:
+    async def scenario() -> None:
+        async with scene() as found:
+            found.report(lag=1, due=1)
+            stream = found.client.start(f"/{keda.SERVICE}/StreamIsActive", framed(REF))
+            await found.client.until(lambda: found.client.data.get(stream))
+            loop, idle = asyncio.get_running_loop(), []
+            for _ in range(CONNECTIONS_MAX + 1):
+                _, client = await loop.create_connection(KedaClient, "127.0.0.1", found.port)
+                idle.append(client)
+            await idle[0].until(lambda: False)
+            assert idle[0].closed
+            assert (await idle[-1].call("IsActive", REF)).status == Status.OK
+            assert not found.client.closed
+            for client in idle:
+                client.transport.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_connection_ends() -> None:
+    async def scenario() -> None:
+        async with scene(idle_s_max=0.01) as found:
+            await found.client.until(lambda: False)
+            assert found.client.closed
+
+    asyncio.run(scenario())
+
+
+async def send_on(sock: socket.socket, data: bytes) -> None:
+    """Send the same bytes until the server closes the connection."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(30):
+        while True:
+            await loop.sock_sendall(sock, data)
+
+
+def test_a_client_that_reads_no_answers_to_its_pings_is_cut_off() -> None:
+    async def scenario() -> None:
+        async with scene() as found:
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(sock, ("127.0.0.1", found.port))
+                client = h2.connection.H2Connection()
+                client.initiate_connection()
+                await loop.sock_sendall(sock, client.data_to_send())
+                client.ping(b"unread!!")
+                pings = client.data_to_send() * 1_000
+                with pytest.raises(ConnectionError):
+                    await send_on(sock, pings)
 
     asyncio.run(scenario())
 

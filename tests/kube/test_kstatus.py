@@ -66,10 +66,14 @@ AT_WORK = (
     "LoginFailed",
     "UserSecretNotFound",
     "ScaleTargetNotFound",
+    "ShareGroupNotReady",
     "Restoring",
     "RestoreWaits",
 )
 STALLED = (
+    "Defect",
+    "RequestRefused",
+    "ObjectNotOwned",
     "RestoreRefused",
     "NoMajority",
     "NodePoolNotAllowed",
@@ -85,6 +89,8 @@ STALLED = (
     "ListenerNotAllowed",
     "UserClaimed",
     "UserOfOtherCluster",
+    "UserRequired",
+    "UserWithoutCredentials",
     "SecretNotOwned",
     "NotAuthorized",
     "PartitionsNeverShrink",

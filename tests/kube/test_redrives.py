@@ -12,6 +12,8 @@ from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.dead_letter_topics import TOPIC
 from shoal.client.dead_letters import ERRORS, NOTE
 from shoal.client.errors import expect
 from shoal.client.redrive import Redrive
@@ -30,6 +32,14 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 LETTERS = 30
+ANYONE = {"name": "plain", "port": 9092, "type": "internal"}
+LOGGED_IN = {
+    "name": "scram",
+    "port": 9093,
+    "type": "internal",
+    "tls": {},
+    "authentication": {"type": "scram-sha-512"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,24 +54,29 @@ class World:
     def __init__(self, broker: ShoalProcess, name: str) -> None:
         self.bootstrap, self.name = broker.bootstrap, name
         self.kube, self.store = ApiServer(CrashPoint()), Store()
-        self.kube.add(_resource("QueueCluster", "main", {}))
+        self.kube.add(_resource("QueueCluster", "main", {"listeners": [ANYONE]}))
 
     async def prepare(self) -> None:
+        """Create the topics, and let the group `NAME` have its dead letters in `NAME.dlq`."""
+        group = Resource(ResourceType.GROUP, self.name)
         async with Client(self.bootstrap) as client:
             await client.admin.topics.create([NewTopic(self.name, 2), NewTopic(self.dlq, 1)])
+            expect(await client.admin.configs.alter({group: [ConfigChange(TOPIC, self.dlq)]}))
 
     @property
     def dlq(self) -> str:
         return f"{self.name}.dlq"
 
-    async def write_letters(self, count: int, first: int = 0, message: str = "") -> None:
+    async def write_letters(
+        self, count: int, first: int = 0, message: str = "", group: str = ""
+    ) -> None:
         async with Client(self.bootstrap) as client, client.producer() as producer:
             for number in range(first, first + count):
                 about = {
                     "topic": self.name,
                     "partition": number % 2,
                     "offset": number,
-                    "group": "g",
+                    "group": group or self.name,
                     "message": message or "Offset rejected by client",
                 }
                 headers = [(f"{ERRORS}{k}", str(v).encode()) for k, v in about.items()]
@@ -262,6 +277,40 @@ def test_a_mistake_is_named(world: World, spec: Manifest, reason: str, words: st
     asyncio.run(run())
     assert words in world.condition()["message"]
     assert world.condition()["status"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason", "words"),
+    [
+        ("", "tls", "UserRequired", "names no QueueUser"),
+        ("nobody", "tls", "UserNotFound", "does not exist"),
+        ("ann", "oauth", "UserWithoutCredentials", "of the type oauth"),
+    ],
+    ids=["required", "unknown", "without"],
+)
+def test_a_redrive_where_requests_are_authorized_has_a_user(
+    world: World, name: str, kind: str, reason: str, words: str
+) -> None:
+    """It ran as the operator, which may do everything."""
+    asyncio.run(world.write_letters(1))
+    world.kube.find("QueueCluster", "main")["spec"]["listeners"] = [LOGGED_IN]
+    user = _resource("QueueUser", "ann", {"cluster": "main", "authentication": {"type": kind}})
+    ready = {"type": "Ready", "status": "True", "reason": "Reconciled", "message": ""}
+    user["status"] = {"secret": "ann", "conditions": [ready]}
+    world.kube.add(user)
+    world.add(**({"user": name} if name else {}))
+    world.run(reason)
+    assert words in world.condition()["message"]
+    assert world.values() == []
+
+
+def test_letters_of_other_groups_are_a_warning(world: World) -> None:
+    asyncio.run(world.write_letters(1))
+    asyncio.run(world.write_letters(2, 1, group="of-nobody"))
+    world.add()
+    world.run("Reconciled")
+    assert world.values() == [0]
+    assert "2 letters are of a group with another" in world.condition("Degraded")["message"]
 
 
 def test_letters_that_stay_are_a_warning(world: World) -> None:

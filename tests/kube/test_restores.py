@@ -189,6 +189,7 @@ def test_brokers_start_only_when_all_have_their_data() -> None:
     [
         ("DataNotEmpty", "RestoreRefused", "Delete the QueueCluster and its volume claims"),
         ("KeyUnavailable", "RestoreRefused", "spec.tieredStorage.encryption must have"),
+        ("BackupInTheClear", "RestoreRefused", "remove spec.tieredStorage.encryption.keyId"),
         ("BackupNotFound", "RestoreRefused", "Check spec.restoreFrom.clusterId"),
         ("TopicNotFound", "RestoreRefused", "Change spec.restoreFrom.topics"),
         ("StoreInvalid", "RestoreRefused", "Change spec.tieredStorage"),
@@ -390,6 +391,8 @@ def test_the_pods() -> None:
         assert "SHOAL_BROKER_RACK" not in variables
         assert container["resources"] == {"limits": {"memory": "1Gi"}}
         assert container["securityContext"]["readOnlyRootFilesystem"]
+        # The keys are there for old objects. None encrypts new ones, and so no backup.
+        assert "--clear-backup" in args
     (first, second) = (c["args"][2] for c in spec["initContainers"][1:])
     assert first == "--config=/etc/shoal/broker-$(SHOAL_NODE_ID).properties"
     assert second == "--config=/etc/shoal/broker-$(POD_INDEX)-1.properties"

@@ -42,13 +42,15 @@ def user(name: str, kind: str = "tls") -> dict[str, Any]:
 # What is revoked.
 
 
-def deleted(kind: str = "tls", *, own: bytes = b"", days: int = 90) -> Revocation:
+def deleted(
+    kind: str = "tls", *, expires: datetime.datetime | None = None, days: int = 90
+) -> Revocation:
     return revoked_users.of_deleted(
         user("eve", kind),
         now=NOW,
         validity=days * DAY,
         trusted=[authority().certificate],
-        own=own,
+        expires=expires,
     )
 
 
@@ -72,10 +74,11 @@ def test_an_entry_lasts_as_long_as_a_certificate(
 ) -> None:
     """As a new one, or the user's own, which may be from before a change of the spec; at most as
     long as the authority."""
-    ca, own = authority(), b""
+    ca, expires = authority(), None
     if own_days:
         own = certificates.issue(ca, "eve", now=NOW, validity_days=own_days).certificate
-    assert deleted(own=own, days=days).until == until
+        expires = certificates.expires(own)
+    assert deleted(expires=expires, days=days).until == until
 
 
 def test_certificates_from_elsewhere_are_all_revoked() -> None:

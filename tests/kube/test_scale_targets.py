@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually_async
-from kube.api_server import ApiServer, CrashPoint, resource
+from kube.api_server import ApiServer, CrashPoint, configured, resource
 from kube.test_due import CLUSTER, POD, FixedGroup
 from shoal.client.client import Client
 from shoal.client.producer import Producer
@@ -62,11 +62,8 @@ class Shop:
     def __init__(self, **spec: Any) -> None:
         self.kube = ApiServer(CrashPoint())
         self.kube.add(CLUSTER)
-        self.kube.add(
-            resource(
-                "ShareGroup", "workers", cluster="main", maxRecordLocks=2000, lockDuration="30s"
-            )
-        )
+        of_group = {"cluster": "main", "maxRecordLocks": 2000, "lockDuration": "30s"}
+        self.kube.add(configured(resource("ShareGroup", "workers", **of_group)))
         self.store, self.brokers = self.kube.store(), HeldGroup()
         place = (self.kube, self.store, self.brokers, "n", "main")
         self.monitor = GroupMonitor(*place)

@@ -16,10 +16,12 @@ from kube.secured_pods import NOW, OWN, OWN_CA, LocalBrokers, tls_secret
 from shoal.client.properties import properties
 from shoal.server.cluster_config import Listeners, cluster_config
 from shoal.server.config import check_exposure, resolve
-from shoal_operator import certificates
+from shoal_operator import certificates, roller
 from shoal_operator.certificates import KeyPair
+from shoal_operator.cluster import decision
 from shoal_operator.cluster.decision import refusal
 from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
+from shoal_operator.cluster.observation import Observation
 from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.model import cluster, names, reserved_fields, security, users
 from shoal_operator.model.security import InternalTls
@@ -152,14 +154,17 @@ def test_a_broker_that_is_no_controller_connects_to_controllers_with_its_certifi
     ("listeners", "given", "simple"),
     [
         ([MTLS, SCRAM], None, True),
-        ([MTLS, TLS], None, False),
-        ([MTLS, PLAIN], None, False),
+        # One login is enough: others would open the topics of those that log in.
+        ([MTLS, TLS], None, True),
+        ([MTLS, PLAIN], None, True),
+        ([MTLS, PLAIN], "none", False),
+        ([TLS], None, False),
         ([MTLS, PLAIN], "simple", True),
         ([MTLS, SCRAM], "none", False),
         ([PLAIN], None, False),
     ],
 )
-def test_requests_need_permissions_if_all_clients_log_in_or_the_spec_says_so(
+def test_requests_need_permissions_if_any_clients_log_in_or_the_spec_says_so(
     listeners: Any, given: str | None, simple: bool
 ) -> None:
     spec = {"authorization": {"type": given}} if given else {}
@@ -281,6 +286,23 @@ def test_only_brokers_and_the_operator_reach_the_brokers_own_listeners() -> None
         for rule in find(queue_cluster(PLAIN), "NetworkPolicy")["spec"]["ingress"]
         for p in rule["ports"]
     ]
+
+
+def test_the_port_of_metrics_may_be_for_some_pods_only() -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+
+    def peers(**policy: Any) -> Any:
+        resource = queue_cluster(MTLS, networkPolicy=policy)
+        ingress = find(resource, "NetworkPolicy", "shoal-system")["spec"]["ingress"]
+        (found,) = [one for one in ingress if one["ports"][0]["port"] == 9404]
+        return found.get("from")
+
+    assert peers() is None
+    assert peers(**{"from": [prometheus]}) is None
+    given, brokers, operator = peers(metricsFrom=[prometheus])
+    assert given == prometheus
+    assert brokers["podSelector"]["matchLabels"] == names.selector("main")
+    assert operator["podSelector"]["matchLabels"] == names.OPERATOR_LABELS
 
 
 def test_pods_mount_the_secrets_that_their_files_name() -> None:
@@ -593,3 +615,21 @@ def test_a_cluster_without_tls_gets_no_secrets() -> None:
     kube = ApiServer(CrashPoint())
     assert reconciled(PLAIN, kube=kube)["reason"] == "Starting"
     assert kube.all("Secret") == []
+
+
+def test_a_cluster_that_anybody_may_change_is_degraded() -> None:
+    """Its spec says that clients that log in need no permissions."""
+
+    def degraded(*listeners: Any, **spec: Any) -> tuple[str, str] | None:
+        made = queue_cluster(*listeners, **spec)
+        seen = Observation(made, made, {}, (), (), {}, None)
+        return decision.verdict(seen, roller.Done(), None, None).warning
+
+    off = {"authorization": {"type": "none"}}
+    found = degraded(MTLS, PLAIN, **off)
+    assert found is not None
+    assert found[0] == "AuthorizationOff"
+    assert "every client that reaches a listener may do anything" in found[1]
+    assert degraded(MTLS, SCRAM, **off) == found
+    for listeners, spec in (([MTLS, PLAIN], {}), ([MTLS], {}), ([PLAIN], off), ([PLAIN], {})):
+        assert degraded(*listeners, **spec) is None

@@ -46,10 +46,10 @@ def keeps_share_groups_past_the_log(patch: pytest.MonkeyPatch) -> None:
 def forgets_the_positions(patch: pytest.MonkeyPatch) -> None:
     real = restore._state
 
-    async def state(store: Any, ring: Any, cluster_id: str, topic: Any) -> Any:
+    async def state(store: Any, ring: Any, cluster_id: str, topic: Any, target: Any) -> Any:
         if topic.name == "__consumer_offsets":
             return {}
-        return await real(store, ring, cluster_id, topic)
+        return await real(store, ring, cluster_id, topic, target)
 
     patch.setattr(restore, "_state", state)
 

@@ -14,8 +14,8 @@ from shoal.protocol.frames import RequestHeader
 from shoal.security import principals
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal.security.audit import ALLOWED, REFUSED, Entry
-from shoal.security.principals import ForwardedPrincipal
-from shoal.server.authorization import OWN, Access, cluster
+from shoal.security.principals import OWN, ForwardedPrincipal
+from shoal.server.authorization import Access, cluster
 from shoal.server.config import resolve
 from shoal.server.handlers import HANDLERS, authorization
 from shoal.server.metadata_cache import MetadataCache
@@ -46,6 +46,21 @@ def test_malformed_principals() -> None:
     for data in (b"\x00\x01" + whole[2:], whole.replace(b"alice", b"\xff" * 5), b"\x00" * 9):
         with pytest.raises(WireError):
             principals.decode(data)
+
+
+def test_no_text_is_the_principal_of_a_node() -> None:
+    """A user of that name was a super user whom no DENY stopped."""
+    found, _ = access(STANDARD)
+    need = cluster(Operation.ALTER)
+    data = principals.encode(ForwardedPrincipal(OWN))
+    assert principals.decode(data).principal is OWN
+    found.require(sent(ApiKey.CREATE_ACLS, 3, principals.decode(data).principal), need)
+    for text in (str(OWN), "Node:other", f"User:{OWN}"):
+        with pytest.raises(ApiError):
+            found.require(sent(ApiKey.CREATE_ACLS, 3, text), need)
+    for text in (str(OWN), "Group:x", "own"):
+        with pytest.raises(ValueError, match="no principal of a client"):
+            principals.encode(ForwardedPrincipal(text))
 
 
 def test_every_api_has_a_row() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from shoal.cli.redaction import HIDDEN, Redaction, is_secret
 
@@ -34,6 +36,21 @@ def test_a_secret_is_removed(text: str) -> None:
     assert HIDDEN in found
 
 
+@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("secret", ["s3cret", 's3"cret, s3cret', "s3\\cret} s3cret"])
+def test_a_secret_in_json_in_json_is_removed(levels: int, secret: str) -> None:
+    text = json.dumps({"password": secret, "n": 7})
+    for _ in range(levels):
+        text = json.dumps({"body": text, "m": 8})
+    found = Redaction().text(f"sent {text}")
+    assert "cret" not in found
+    assert found.startswith('sent {"body": "{\\"')
+
+
+def test_a_byte_order_mark_hides_no_line() -> None:
+    assert Redaction().text("\ufeffpassword=one,s3cret") == f"\ufeffpassword={HIDDEN}"
+
+
 def test_what_is_no_secret_stays() -> None:
     text = (
         "2026-11-25 12:00:00 INFO partition jobs-0 leads at epoch 3\n"
@@ -53,11 +70,19 @@ def test_objects() -> None:
         "configs": {"ssl.key.password": "x", "log.dirs": "/data", "n": 1},
         "errors": ["Bearer abcdef failed"],
         "sasl.jaas.config": None,
+        "password": {"value": "x"},
+        "secrets": ["x"],
+        "api_key": 12,
+        "has_password": True,
     }
     assert Redaction().value(given) == {
         "configs": {"ssl.key.password": HIDDEN, "log.dirs": "/data", "n": 1},
         "errors": [f"{HIDDEN} failed"],
         "sasl.jaas.config": None,
+        "password": HIDDEN,
+        "secrets": HIDDEN,
+        "api_key": HIDDEN,
+        "has_password": True,
     }
 
 

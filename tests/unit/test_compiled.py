@@ -69,22 +69,22 @@ keys = st.lists(st.none() | st.binary(max_size=3) | st.just(b"k" * 200), min_siz
 def test_keys_of_a_batch(found: list[bytes | None], size: int, before: bytes) -> None:
     records = [(0, key, b"v" * size, ()) for key in found]
     data = before + bytes(build_batch(records, base_offset=7))
-    hashes = both(lambda: key_hashes(data, len(before), len(data)))
+    hashes, _ = both(lambda: key_hashes(data, len(before), len(data)))
     assert hashes == [0 if key is None else hash(key) or 1 for key in found]
 
 
 @MANY
 @given(keys, st.data())
 def test_keys_of_a_batch_that_is_damaged(found: list[bytes | None], data: st.DataObject) -> None:
-    """The compiled loop may leave more to `facts` than Python does, and finds nothing else."""
+    """The compiled loop may leave more to `BatchFacts` than Python does, and finds nothing else."""
     batch = bytearray(build_batch([(0, key, b"v", ()) for key in found], base_offset=0))
     for _ in range(data.draw(st.integers(1, 3))):
         batch[data.draw(st.integers(57, len(batch) - 1))] = data.draw(st.integers(0, 255))
     end = data.draw(st.integers(61, len(batch)))
-    hashes = key_hashes(bytes(batch), 0, end)
+    hashes, _ = key_hashes(bytes(batch), 0, end)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "native", None)
-        assert hashes is None or hashes == key_hashes(bytes(batch), 0, end)
+        assert hashes is None or hashes == key_hashes(bytes(batch), 0, end)[0]
 
 
 @MANY
@@ -223,7 +223,7 @@ def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.D
         scanner = RecordScanner(SharePartition(first), keys=True, headers=None)
         return scanner._keys_of(read, budget)
 
-    if damaged:  # As above, more may be left to `facts`.
+    if damaged:  # As above, more may be left to `BatchFacts`.
         whole, found_keys = looked()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiled, "native", None)

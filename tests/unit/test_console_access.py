@@ -6,9 +6,13 @@ import asyncio
 import sys
 
 import pytest
+from aiohttp import encode_basic_auth, web
+from consoles import console
 from shoal.cli import console as cli
 from shoal.cli.session import Failed
 from shoal.client.client import Client
+from shoal.console import security
+from shoal.console.attempts import FAILURES_MAX, PAUSE_S, Attempts
 from shoal.console.live import event
 from shoal.console.security import Access, InvalidAccess, is_loopback, parse_address, parse_users
 
@@ -85,3 +89,45 @@ def test_events_have_no_other_line_breaks() -> None:
     assert event("state", "a\nb\r\nc\rd") == (
         b"event: state\ndata: a\ndata: b\ndata: c\ndata: d\n\n"
     )
+
+
+def test_an_address_waits_after_failed_logins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "REFUSAL_DELAY_S", 0)
+
+    async def run() -> None:
+        access = Access(users=parse_users("ann:right", "users"))
+        async with console("127.0.0.1:1", access) as page:
+
+            async def status(password: str | None) -> int:
+                headers = {}
+                if password is not None:
+                    headers["Authorization"] = encode_basic_auth("ann", password)
+                async with page.browser.get("/topics", headers=headers) as response:
+                    if response.status == 429:
+                        assert 0 < int(response.headers["Retry-After"]) <= PAUSE_S
+                    return response.status
+
+            for _ in range(FAILURES_MAX):
+                assert await status("wrong") == 401
+            assert await status("right") == 429
+            assert await status(None) == 401, "a browser that has not tried is asked to log in"
+
+    asyncio.run(run())
+
+
+def test_attempts_are_counted_by_address_and_forgiven_in_time() -> None:
+    now_s = 0.0
+    attempts = Attempts(lambda: now_s)
+    for _ in range(FAILURES_MAX):
+        attempts.check("2001:db8::1")
+        attempts.note_failure("2001:db8::1")
+    for address in ("2001:db8::1", "2001:db8::2"):
+        with pytest.raises(web.HTTPTooManyRequests):
+            attempts.check(address)
+    attempts.check("2001:db8:1::1")
+    attempts.check("::ffff:192.0.2.1")
+    now_s = PAUSE_S
+    attempts.check("2001:db8::1")
+    attempts.note_failure("2001:db8::1")
+    with pytest.raises(web.HTTPTooManyRequests):
+        attempts.check("2001:db8::1")

@@ -56,6 +56,9 @@ def test_fields(field: str, value: str, wanted: str | None) -> None:
     assert found == wanted
 
 
+INNER = '{"card": 4111}'
+
+
 def test_json_in_json() -> None:
     inner = json.dumps({"card": 4111, "n": [1]})
     found = json.loads(masked(json.dumps({"body": inner, "n": 2}), "body.card"))
@@ -66,6 +69,39 @@ def test_json_in_json() -> None:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        "\ufeff" + INNER,
+        " \ufeff\xa0" + INNER,
+        json.dumps(INNER),
+        json.dumps(json.dumps("\ufeff" + INNER)),
+        json.dumps(["a", json.dumps(INNER)]),
+        f"body={INNER}",
+        f'"a" {INNER}',
+        f'"{INNER}',
+    ],
+)
+def test_json_in_text_has_no_place_to_hide(body: str) -> None:
+    found = masked(json.dumps({"body": body, "n": 2}), "card")
+    assert "4111" not in found
+    assert json.loads(found)["n"] == 2
+
+
+@pytest.mark.parametrize("body", ["plain", '"quoted" words', '"', "a: b", "[1]", '"[1]"'])
+def test_text_without_fields_is_shown(body: str) -> None:
+    value = json.dumps({"body": body})
+    assert masked(value, "card") == value
+
+
+def test_json_with_a_byte_order_mark() -> None:
+    value = b'\xef\xbb\xbf{"card": 4111, "n": 1}'
+    assert CARD.shown("orders", record(value)).value == b'{"card": "[masked]", "n": 1}'
+    assert CARD.key("orders", value) == b'{"card": "[masked]", "n": 1}'
+    for encoding in ("utf-16", "utf-16-be", "utf-16-le"):
+        assert CARD.key("orders", '{"card": 4111}'.encode(encoding)) == b"[masked]"
+
+
+@pytest.mark.parametrize(
     "value",
     [
         b"card=4111",
@@ -73,7 +109,7 @@ def test_json_in_json() -> None:
         b'{"card": 4111',
         b'{"card": 4111}{"card": 4111}',
         b"\xff\xfe{\x00",
-        b'\xef\xbb\xbf{"card": 4111}',
+        '{"card": 4111}'.encode("utf-16"),
         b'{"card": 4111, "x": "' + b"x" * MASKED_BYTES_MAX + b'"}',
         b"[" * 30_000 + b'{"card": 4111}' + b"]" * 30_000,
         b'{"a":' * 3_000 + b'{"card": 4111}' + b"}" * 3_000,

@@ -13,7 +13,9 @@ from shoal.metadata.delegation_tokens import Request
 from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security import delegation_tokens as tokens
+from shoal.security.credentials import StoredCredentials
 from shoal.security.delegation_tokens import DelegationToken, TokenLifetimes
+from shoal.security.scram import SCRAM_MECHANISMS
 from shoal.server.handlers import token_requests
 from shoal.server.listener_security import SecurityProtocol
 from shoal.server.network.api import Peer
@@ -29,11 +31,15 @@ REFUSED = ErrorCode.delegation_token_request_not_allowed
 
 
 def issue(
-    max_lifetime_ms: int = -1, *, token_id: str = "id", lifetimes: TokenLifetimes = LIFETIMES
+    max_lifetime_ms: int = -1,
+    *,
+    token_id: str = "id",
+    owner: str = "User:o",
+    lifetimes: TokenLifetimes = LIFETIMES,
 ) -> DelegationToken:
     return tokens.issue(
         token_id,
-        owner="User:o",
+        owner=owner,
         requester="User:r",
         renewers=["User:w"],
         max_lifetime_ms=max_lifetime_ms,
@@ -179,6 +185,17 @@ def test_expired_tokens_are_removed() -> None:
         decision = decisions.remove_expired(image, NOW_MS + now_ms)
         assert follow(image, decision).delegation_tokens.keys() == left
         assert {t.token_id for t in decision.response} == {"id", "short"} - left
+
+
+def test_a_token_whose_owner_is_no_user_opens_nothing() -> None:
+    """An earlier release stored such tokens."""
+    image = image_of(issue(owner="Node:own"))
+    stored = StoredCredentials(
+        dict, lambda: image.delegation_tokens, token_secret=SECRET, process_secret=b"p"
+    )
+    assert not stored.token("id", SCRAM_MECHANISMS["SCRAM-SHA-256"], NOW_MS).is_valid
+    check(image, decisions.renew(image, request("Node:own"), MAC, 1), EXPIRED, 0)
+    assert not follow(image, decisions.remove_expired(image, NOW_MS)).delegation_tokens
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -10,7 +12,7 @@ from log_material import NOW_MS, batch, fill, records
 from shoal.log.checkpoints import read_offsets
 from shoal.log.config import LogConfig
 from shoal.log.directory import LogDirectory
-from shoal.log.errors import DirectoryInUse
+from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.log.memory import MemoryStorage
 from shoal.log.uuids import uuid_from_text, uuid_text
 
@@ -157,6 +159,59 @@ def test_a_recreated_log_does_not_take_the_old_ones_start(restarts) -> None:
     fill(log, [batch(b"b")] * 3)
     storage.crash(lambda n: n - 1)
     assert len(records(with_log(opened(storage)))) == 3
+
+
+def test_a_full_disk_does_not_keep_a_deleted_log() -> None:
+    storage = MemoryStorage()
+    directory = opened(storage)
+    log = with_log(directory)
+    fill(log, [batch(b"a")] * 9)
+    log.sync()
+    log.advance_log_start(7)
+    directory.checkpoint()
+
+    def refuse(operation: str, _path: str) -> None:
+        if operation == "write":
+            raise OSError(errno.ENOSPC, "full")
+
+    storage.fault = refuse
+    assert directory.delete_log("t", 0) is not None
+    with pytest.raises(OSError, match="full"):
+        with_log(directory)
+    storage.fault = lambda _operation, _path: None
+    log = with_log(directory)
+    assert (log.log_start_offset, log.log_end_offset) == (0, 0)
+    assert read_offsets(storage, "data/log-start-offset-checkpoint") == {}
+    assert read_offsets(storage, "data/recovery-point-offset-checkpoint") == {}
+
+
+@pytest.mark.parametrize("operations", range(8))
+def test_a_log_that_was_created_in_part_gets_its_id(operations: int) -> None:
+    storage = MemoryStorage()
+    directory = opened(storage)
+    left = iter(range(operations))
+
+    def refuse(_operation: str, _path: str) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "full")
+
+    storage.fault = refuse
+    with contextlib.suppress(OSError):
+        with_log(directory)
+    storage.fault = lambda _operation, _path: None
+    fill(with_log(directory), [batch(b"a")])
+    directory.close()
+    assert list(opened(storage).found()) == [(("t", 0), TOPIC_ID)]
+
+
+def test_a_log_of_another_topic_is_not_opened() -> None:
+    storage = MemoryStorage()
+    directory = opened(storage)
+    fill(with_log(directory), [batch(b"a")])
+    directory.close()
+    again = opened(storage)
+    with pytest.raises(CorruptLog, match="records of another topic"):
+        again.open_log("t", 0, CONFIG, now_ms=NOW_MS, topic_id=ID)
 
 
 @pytest.mark.parametrize(

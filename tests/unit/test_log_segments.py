@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -456,3 +457,22 @@ def test_the_high_watermark_bounds_the_stable_offset() -> None:
     assert log.last_stable_offset(0) == 0
     log.advance_log_start(1)
     assert log.last_stable_offset(2) == 1
+
+
+def test_a_start_that_the_disk_refused_to_move_can_be_moved_again() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, LogConfig())
+    for epoch in range(3):
+        log.append(batch(b"v"), now_ms=NOW_MS, leader_epoch=epoch)
+
+    def refuse(operation: str, _path: str) -> None:
+        if operation == "write":
+            raise OSError(errno.ENOSPC, "full")
+
+    storage.fault = refuse
+    with pytest.raises(OSError, match="full"):
+        log.advance_log_start(2)
+    storage.fault = lambda _operation, _path: None
+    assert log.log_start_offset == 0
+    assert log.advance_log_start(2)
+    assert log.epochs.entries == [(2, 2)]

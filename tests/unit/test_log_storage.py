@@ -23,6 +23,12 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Storage, str]:
     return storage, path
 
 
+def test_a_new_directory_is_for_its_user_alone(tmp_path: Path) -> None:
+    """Records, and the credentials in the metadata, were readable by all users of the host."""
+    DiskStorage().make_directory(f"{tmp_path}/data")
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
 def test_reads_and_writes_at_positions(root: tuple[Storage, str]) -> None:
     storage, path = root
     with pytest.raises(FileNotFoundError):

@@ -85,7 +85,22 @@ def test_a_letter_of_kafka_has_no_more_than_its_headers() -> None:
     assert (letter.reason, letter.timestamp_ms, letter.client_id) == ("other", 42, "")
 
 
-@pytest.mark.parametrize("headers", [(), (("__dlq.errors.topic", b"t"),)])
+def letter_at(partition: bytes, offset: bytes) -> tuple[tuple[str, bytes], ...]:
+    fields = {"topic": b"t", "partition": partition, "offset": offset}
+    return tuple((f"__dlq.errors.{name}", value) for name, value in fields.items())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        (("__dlq.errors.topic", b"t"),),
+        letter_at(b"-1", b"0"),
+        letter_at(b"2147483648", b"0"),
+        letter_at(b"0", b"-1"),
+        letter_at(b"0", b"9223372036854775808"),
+    ],
+)
 def test_other_records_are_no_letters(headers: tuple[tuple[str, bytes], ...]) -> None:
     assert parse_dead_letter("dlq.t", 0, Record(0, 0, b"k", b"v", headers)) is None
 

@@ -205,6 +205,39 @@ def test_encrypted_objects_need_the_key_ring() -> None:
     run(test)
 
 
+def test_a_backup_in_the_clear_is_refused_where_there_are_keys() -> None:
+    """Somebody who may write to the bucket put one there, with a user who may do everything."""
+
+    async def test(lost: Lost) -> None:
+        await copied(lost)
+        await lost.leave(("t", 1))
+        lost.world.add_key("k0")
+        lost.world.configs |= {KEY_ID: "k0"}
+        lost.key_directory = "keys"
+        careful = TARGET._replace(accepts_clear=False)
+        state = backup.state_key(CLUSTER, "__consumer_offsets", 0)
+        clear = lost.store.objects[state]
+        for key in (backup.metadata_key(CLUSTER), state):
+            storage = MemoryStorage()
+            with pytest.raises(Refused, match=f"{key} is not encrypted") as refused:
+                await lost.restore(careful, storage)
+            assert refused.value.kind == "BackupInTheClear"
+            assert storage.names(".") == []
+            await lost.leave(("t", 1))
+            lost.store.objects[state] = clear
+        await lost.restore()
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "..", ".", "a/b", "", "x" * 250, "ä"])
+def test_a_topic_with_an_invalid_name_is_refused(name: str) -> None:
+    """It would be a folder outside of the data directory."""
+    fields = {"name": name, "topic_id": TOPIC_ID}
+    with pytest.raises(DamagedObject, match="a topic with an invalid name"):
+        restored_metadata.lost([MetadataRecord("TopicRecord", fields)], 0)
+
+
 def found_positions(storage: MemoryStorage) -> dict[str, int]:
     log = log_of_again(storage, "__consumer_offsets", OFFSETS_ID)
     data = log.read(0, 1 << 20).data

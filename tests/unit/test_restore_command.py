@@ -1,4 +1,5 @@
-"""`shoal storage restore` refuses brokers that contradict the role of the node in its file."""
+"""`shoal storage restore` refuses brokers that contradict the role of the node in its file, and
+backups in the clear where there are keys."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 from shoal.cli import storage_restore
+from shoal.metadata.records import MetadataRecord, encode
+from shoal.tiered import backup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,3 +51,34 @@ def test_the_brokers_agree_with_the_role(
         )
     assert error in capsys.readouterr().err
     assert not data_dir.exists()
+
+
+def test_a_backup_in_the_clear_needs_consent_where_there_are_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("obstore")
+    store, data_dir, keys = (tmp_path / name for name in ("store", "data", "keys"))
+    feature = {"name": "metadata.version", "feature_level": 30}
+    body = b"".join(backup.batches([(None, encode(MetadataRecord("FeatureLevelRecord", feature)))]))
+    path = store / backup.metadata_key("c")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(backup.encode({"offset": 1, "written_ms": 1, "cluster_id": "c"}, body))
+    keys.mkdir()
+
+    def restore(*, clear_backup: bool) -> None:
+        storage_restore.restore(
+            data_dir=str(data_dir),
+            url=f"file://{store}",
+            key_directory=str(keys),
+            cluster_id="c",
+            node_id=1,
+            idle="0s",
+            clear_backup=clear_backup,
+        )
+
+    with pytest.raises(typer.Exit):
+        restore(clear_backup=False)
+    assert "c/backup/metadata is not encrypted" in capsys.readouterr().err
+    assert not data_dir.exists()
+    restore(clear_backup=True)
+    assert data_dir.exists()

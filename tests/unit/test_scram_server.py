@@ -396,6 +396,30 @@ def test_tokens_that_are_not_valid(name: str, extension: str, now_ms: int, secre
         exchange.evaluate(client.final(answer), now_ms)
 
 
+@pytest.mark.parametrize(("token_id", "now_ms"), [("tok-2", NOW_MS), ("tok-1", NOW_MS + 5001)])
+def test_a_token_that_is_not_valid_costs_no_iterations(
+    token_id: str, now_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that makes up ids would occupy the broker with 4096 iterations for each. The answer
+    still has the salt that the token would have."""
+    credentials, client = stored(), Client("", token_id)
+    client.extensions = ",tokenauth=true"
+    counted: list[int] = []
+    derive = hashlib.pbkdf2_hmac
+
+    def count(digest: str, password: bytes, salt: bytes, iterations: int) -> bytes:
+        counted.append(iterations)
+        return derive(digest, password, salt, iterations)
+
+    monkeypatch.setattr(hashlib, "pbkdf2_hmac", count)
+    answer = ScramExchange(SHA_256, NONCE, credentials).evaluate(client.first(), now_ms)
+    assert counted == []
+    if token_id == TOKEN.token_id:
+        valid = ScramExchange(SHA_256, NONCE, credentials).evaluate(client.first(), NOW_MS)
+        assert counted == [4096]
+        assert answer == valid
+
+
 def test_without_a_secret_no_token_is_valid() -> None:
     """Not even one whose password is made from the secret of the process."""
     client = Client(token_password(b"of this process", "tok-1"), "tok-1")

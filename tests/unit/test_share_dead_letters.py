@@ -109,6 +109,17 @@ def test_a_dead_letter_keeps_the_record_and_appends_headers_with_the_reason() ->
     assert dict(bare[3])["__dlq.errors.offset"] == b"8"
 
 
+def test_a_record_does_not_bring_the_headers_of_a_dead_letter() -> None:
+    """A producer wrote where the record came from, in front of the true headers."""
+    forged = ("__dlq.errors.topic", b"salaries"), ("__dlq.errors.mine", b"1"), ("h", b"1")
+    found = {7: Record(7, 99, b"k", b"v", forged)}
+    ranges = [DeadLetterRange(7, 7, 3, Cause.LIMIT, "")]
+    (letter,) = dead_letter_records(Source("g", "t", 2), ranges, found, now_ms=500)
+    headers = list(letter[3])
+    assert headers[:2] == [("h", b"1"), ("__dlq.errors.topic", b"t")]
+    assert len(dict(headers)) == len(headers)
+
+
 def test_a_batch_of_dead_letters_ends_within_a_range() -> None:
     one, two = DeadLetterRange(0, 3, 1, Cause.LIMIT, ""), DeadLetterRange(8, 9, 1, Cause.LIMIT, "")
     assert split_after([one, two], 5) == ([one, two._replace(last=8)], [two._replace(first=9)])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import http.server
 import os
+import tempfile
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from shoal_spark import outcome_files, scaling
+from shoal_spark.options import outcomes_dir
 from shoal_spark.outcome_files import Inbox, Kind, Outcome
 from shoal_spark.ranges import Range
 from shoal_spark.scaling import Executor, Unknown
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def rejected(first: int, last: int, kind: Kind = Kind.REJECT, delay_ms: int = 0) -> Outcome:
@@ -73,6 +72,36 @@ def test_outcomes_that_no_reader_fetched_for_a_week_are_removed(tmp_path: Path) 
     inbox.look()
     assert [kind for kind, _, _ in inbox.of([Range("t", 0, 0, 5)])] == [Kind.ACCEPT]
     assert not path.exists()
+
+
+@pytest.mark.parametrize("foreign", ["directory", "folder"])
+def test_a_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str
+) -> None:
+    """Everybody may create the default one first, and put outcomes into it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    me = os.getuid()
+    if me:  # Only root can give a folder away; for others, this user becomes another one.
+        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    directory = Path(outcomes_dir("b:1", "g"))
+    directory.mkdir(parents=True)
+    if not me:
+        os.chown(directory if foreign == "directory" else directory.parent, 65534, -1)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        outcome_files.write(str(directory), [rejected(0, 1)])
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        Inbox(str(directory)).look()
+    assert not list(directory.iterdir())
+
+
+def test_the_default_directory_is_for_its_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    directory = Path(outcomes_dir("b:1", "g"))
+    outcome_files.write(str(directory), [rejected(0, 1)])
+    modes = [place.stat().st_mode & 0o777 for place in (directory.parent, directory)]
+    assert modes == [0o700, 0o700]
 
 
 @pytest.mark.parametrize(("text", "count"), [("3", 3), ('{"desiredReplicas": 0, "lag": 5}', 0)])

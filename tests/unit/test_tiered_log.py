@@ -17,7 +17,7 @@ from shoal.log.remote import RebuiltState, RemoteUnavailable
 from shoal.log.slices import Slice
 from shoal.replication.partition import Partition
 from shoal.server.handlers.list_offsets import NOTHING, _first_pending
-from shoal.server.share.dead_letters import _records as dead_letter_records_of
+from shoal.server.share.dead_letter_copies import Copies, copy_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,6 +264,7 @@ def test_a_dead_letter_waits_for_its_record() -> None:
     )
     log.remote.is_downloading = True
     with pytest.raises(RemoteUnavailable, match="offset 3 is being read from the object store"):
-        dead_letter_records_of(source, [3, 18], 10_000)
-    found, end = dead_letter_records_of(source, [18, 19], 10_000)
-    assert (sorted(found), end) == ([18, 19], None)
+        copy_records(source, [3, 18], 10_000)
+    copies = copy_records(source, [18, 19], 10_000)
+    assert isinstance(copies, Copies)
+    assert (sorted(copies.found), copies.end) == ([18, 19], None)

@@ -320,6 +320,9 @@ def test_describe_producers_shows_the_last_batch(client: WireClient) -> None:
     (producer,) = here.active_producers
     assert (producer.producer_id, producer.last_sequence) == (row.producer_id, 1)
     assert missing.error_code == ErrorCode.unknown_topic_or_partition
+    body = {"topics": [{"name": "no name", "partition_indexes": [0]}]}
+    (invalid,) = client.call(ApiKey.DESCRIBE_PRODUCERS, 0, body).topics[0].partitions
+    assert invalid.error_code == ErrorCode.invalid_topic_exception
     assert client.call(ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}).results[0].total_bytes > 0
 
 

@@ -370,6 +370,45 @@ def test_regular_expressions_match_what_the_member_may_describe(
     eventually(lambda: assigned() == {"re-2"}, what="the end of the entry")
 
 
+# What the cluster does for a client
+
+
+def test_the_client_id_of_kafkas_tools_is_no_right(
+    guest: Guest, shared_broker: ShoalProcess
+) -> None:
+    """Kafka lets every client with that id write to internal topics where it has WRITE."""
+    for topic in ("__consumer_offsets", "__share_group_state"):
+        guest.may(WRITE, TOPIC, topic)
+    guest.may(READ, GROUP, "of-tools")
+    guest.client.call(ApiKey.FIND_COORDINATOR, 4, {"coordinator_keys": ["of-tools"]})
+    with WireClient(shared_broker.bootstrap, client_id="__admin_client", source=guest.host) as tool:
+        produced = tool.produce("__consumer_offsets", b"v")
+        assert produced.error_code == ErrorCode.invalid_topic_exception
+        guest.may(Operation.CLUSTER_ACTION, CLUSTER)
+        # Allowed: the batch reaches the log, which refuses a record without a key.
+        assert tool.produce("__consumer_offsets", b"v").error_code == ErrorCode.invalid_record
+
+
+@pytest.mark.parametrize("api", [ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS])
+def test_a_groups_dead_letter_topic_needs_write(guest: Guest, api: ApiKey) -> None:
+    """The brokers write there. An administrator of a group filled another team's topic by them."""
+    guest.may(Operation.ALTER_CONFIGS, GROUP, "dlq-group")
+
+    def alter(topic: str) -> tuple[int, str | None]:
+        name = "errors.deadletterqueue.topic.name"
+        config = {"name": name, "value": topic, "config_operation": 0}
+        resource = {"resource_type": 32, "resource_name": "dlq-group", "configs": [config]}
+        (row,) = guest.client.call(api, 1, {"resources": [resource]}).responses
+        return row.error_code, row.error_message
+
+    said = "Setting the dead-letter topic dlq.theirs needs WRITE on it."
+    assert alter("dlq.theirs") == (ErrorCode.topic_authorization_failed, said)
+    acl = guest.may(WRITE, TOPIC, "dlq.theirs")
+    assert alter("dlq.theirs")[0] == ErrorCode.none
+    guest.may_not(acl)
+    assert alter("")[0] == ErrorCode.none
+
+
 # Cached answers
 
 

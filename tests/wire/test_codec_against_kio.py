@@ -77,6 +77,25 @@ def test_bytes_equal_kios(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("key", sorted(set(api_key_map) - set(WITHOUT_TIMES)))
+def test_what_kio_refuses_is_read_as_kio_would(
+    key: int, kind: Literal[EntityType.request, EntityType.response], seed: int
+) -> None:
+    """A string that is not UTF-8 does not change the other fields, nor their types."""
+    for version in codec.known_versions(key):
+        cls = codec.entity(key, version, kind)
+        struct = codec.struct_of(cls)
+        rng = random.Random(f"{seed}.{key}.{version}.{kind}")
+        out = bytearray()
+        codec.writer(key, version, kind)(out, one(rng, struct))
+        entity, _ = entity_reader(cls)(bytes(out), 0)
+        damaged = bytes(out).replace(b"topic", b"topi\xe9")
+        found = codec.read(key, version, kind, damaged)
+        assert repr(found) == repr(entity).replace("'topic'", "'topi\ufffd'")
+        assert codec.read(key, version, kind, bytes(out)) == entity
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 @pytest.mark.parametrize("key", sorted(api_key_map), ids=lambda k: api_key_map[k])
 def test_bodies_are_read_as_kio_reads_them(
     key: int, kind: Literal[EntityType.request, EntityType.response]

@@ -4,8 +4,10 @@ more of both."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tracemalloc
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -18,6 +20,10 @@ from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Struct
 from shoal.server.handlers import HANDLERS
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REQUEST = EntityType.request
 #: Places in a message to which a test moves a damage.
 PLACES = 60
 SERVED = [(key, version) for key, row in sorted(HANDLERS.items()) for version in row.versions]
@@ -53,24 +59,27 @@ def places(rng: random.Random, first: int, end: int) -> list[int]:
 
 def parse(key: int, frame: bytearray) -> None:
     """Parse header and body, as dispatch does."""
+    with contextlib.suppress(WireError):
+        read(key, frame)
+
+
+def read(key: int, frame: bytearray) -> None:
+    """Parse header and body. Raises `WireError`."""
     row = HANDLERS[key]
     view = memoryview(frame)
-    try:
-        header = frames.read_request_header(view, row.versions)
-        if header.api_version not in row.versions or header.api_key != key:
-            return
-        if row.read is not None:
-            row.read(header.api_version, view, header.body_at)
-        else:
-            codec.read_request(key, header.api_version, view.toreadonly(), header.body_at)
-    except WireError:
-        pass
+    header = frames.read_request_header(view, row.versions)
+    if header.api_version not in row.versions or header.api_key != key:
+        return
+    if row.read is not None:
+        row.read(header.api_version, view, header.body_at)
+    else:
+        codec.read_request(key, header.api_version, view.toreadonly(), header.body_at)
 
 
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
 def test_mutated_requests(key: int, seed: int) -> None:
     for version in HANDLERS[key].versions:
-        struct = codec.struct_of(codec.entity(key, version, EntityType.request))
+        struct = codec.struct_of(codec.entity(key, version, REQUEST))
         for number in range(10):
             rng = random.Random(f"{seed}.{key}.{version}.{number}")
             body = codec.write_request(key, version, example(rng, struct))
@@ -81,6 +90,31 @@ def test_mutated_requests(key: int, seed: int) -> None:
                 frame[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
             parse(key, frame)
             parse(key, frame[: rng.randrange(len(frame))])
+
+
+def with_a_null(struct: Struct) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield bodies with one null string, or null bytes, where the layout has none; and its name."""
+    plain = {field.name: field.default for field in struct.fields if field.tag is None}
+    for field in struct.fields:
+        if isinstance(field.type, Struct) and field.tag is None:
+            for name, inner in with_a_null(field.type):
+                body = [inner] if field.array else inner
+                yield f"{field.name}.{name}", {**plain, field.name: body}
+        elif field.type in ("string", "bytes") and field.tag is None and not field.nullable:
+            yield field.name, {**plain, field.name: [None] if field.array else None}
+
+
+@pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
+def test_a_null_where_there_is_none_is_refused(key: int) -> None:
+    """So no handler meets one: an HMAC of None was a traceback in the log."""
+    accepted = []
+    for version in HANDLERS[key].versions:
+        for name, fields in with_a_null(codec.struct_of(codec.entity(key, version, REQUEST))):
+            body = codec.write_request(key, version, fields)
+            with contextlib.suppress(WireError):
+                read(key, bytearray(frames.request_head(key, version, 1, "c") + body))
+                accepted.append((version, name))
+    assert accepted == []
 
 
 @settings(max_examples=300, deadline=None)
@@ -120,7 +154,7 @@ def test_unknown_tagged_fields_are_ignored(key: int) -> None:
     for version in HANDLERS[key].versions:
         if not codec.flexible(key, version):
             continue
-        struct = codec.struct_of(codec.entity(key, version, EntityType.request))
+        struct = codec.struct_of(codec.entity(key, version, REQUEST))
         # Non-nullable fields are given, tagged ones left out: the last byte is the tag count.
         fields = {f.name: f.default for f in struct.fields if f.tag is None}
         body = codec.write_request(key, version, fields)
@@ -142,7 +176,7 @@ def test_an_array_may_announce_any_length(key: int, seed: int) -> None:
     rng = random.Random(f"{seed}.{key}")
     for version in HANDLERS[key].versions:
         claim = b"\xff\xff\xff\xff\x07" if codec.flexible(key, version) else b"\x7f\xff\xff\xff"
-        layout = codec.struct_of(codec.entity(key, version, EntityType.request))
+        layout = codec.struct_of(codec.entity(key, version, REQUEST))
         body = codec.write_request(key, version, example(rng, layout))
         frame = bytearray(frames.request_head(key, version, 1, "c") + body)
         for at in places(rng, 8, len(frame)):
@@ -153,7 +187,7 @@ def test_an_array_may_announce_any_length(key: int, seed: int) -> None:
 def test_skimming_ends_where_the_message_does(key: int) -> None:
     rng = random.Random(key)
     for version in HANDLERS[key].versions:
-        layout = codec.struct_of(codec.entity(key, version, EntityType.request))
+        layout = codec.struct_of(codec.entity(key, version, REQUEST))
         for _ in range(5):
             body = codec.write_request(key, version, example(rng, layout))
             assert length_check.compile_check(layout)(body, 0, 10_000)[0] == len(body)

@@ -271,7 +271,7 @@ def test_a_timeout_aborts_and_fences(client: WireClient, topic: str) -> None:
     eventually(lambda: writer.described().transaction_state == "CompleteAbort")
     assert markers(client, topic) == [("ABORT", 1)]
     assert writer.produce(topic, b"late", sequence=1) == ErrorCode.invalid_producer_epoch
-    assert writer.end(committed=True) == ErrorCode.invalid_txn_state
+    assert writer.end(committed=True) == ErrorCode.producer_fenced
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])

@@ -26,6 +26,7 @@ DOCUMENTS = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting.md",
 }
 #: Folders that have a page, by their path in the repository.
 FOLDERS = {

@@ -21,6 +21,7 @@ from shoal.cli.resources import (
     word,
 )
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.terminal import say
 from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError
@@ -186,7 +187,7 @@ async def add(
         output.rows(format, [row(acl) for acl in added])
     else:
         for acl in added:
-            print(f"Added: {sentence(acl)}.")
+            say(f"Added: {sentence(acl)}.")
     _fail_for(error for error in results.values() if error is not None)
 
 
@@ -244,7 +245,7 @@ async def _confirm(client: Client, filters: list[AclFilter], yes: bool) -> None:
         return
     found = {acl: None for one in filters for acl in await client.admin.acls.describe(one)}
     for acl in sorted(found, key=_order):
-        print(f"  {sentence(acl)}", file=sys.stderr)
+        say(f"  {sentence(acl)}", file=sys.stderr)
     if found:
         number = f"{len(found)} entries" if len(found) > 1 else "this entry"
         prompts.confirm(f"Remove {number}?")
@@ -255,9 +256,9 @@ def _print_removed(removed: list[Acl], format: Format) -> None:
         output.rows(format, [row(acl) for acl in removed])
         return
     for acl in removed:
-        print(f"Removed: {sentence(acl)}.")
+        say(f"Removed: {sentence(acl)}.")
     if not removed:
-        print("No access control entry matches.")
+        say("No access control entry matches.")
 
 
 def _order(acl: Acl) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from shoal.cli.client_properties import pairs
 from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, guarded, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client import cluster_health
 from shoal.client.admin import ClusterDescription
 from shoal.client.client import Client
@@ -73,7 +74,7 @@ def start(
                 " another --dir for a new cluster."
             )
         if cluster.number_controllers():
-            print(f"The controllers move to their own ports: {cluster.quorum}")
+            say(f"The controllers move to their own ports: {cluster.quorum}")
         starting = [node for node in cluster.nodes if not cluster.runs(node)]
         for node in starting:
             cluster.launch(node)
@@ -83,7 +84,7 @@ def start(
         except KeyboardInterrupt:
             warn(f"the brokers still start. Stop them with `shoal cluster stop --dir {dir}`.")
             raise
-        print(f"{len(cluster.nodes)} brokers are running. Bootstrap servers: {cluster.bootstrap}")
+        say(f"{len(cluster.nodes)} brokers are running. Bootstrap servers: {cluster.bootstrap}")
 
     guarded(run)
 
@@ -101,8 +102,8 @@ def stop(
     def run() -> None:
         cluster = _known(dir)
         for sentence in cluster.stop(cluster.nodes, timeout_s=timeout):
-            print(sentence)
-        print(f"Stopped. The data stays in {cluster.folder}. Restart with `shoal cluster start`.")
+            say(sentence)
+        say(f"Stopped. The data stays in {cluster.folder}. Restart with `shoal cluster start`.")
 
     guarded(run)
 
@@ -138,7 +139,7 @@ def kill(id: Id, dir: Folder = _FOLDER) -> None:
         if not cluster.runs(node):
             raise Failed(f"broker {id} is not running. Start it with `shoal cluster restart {id}`.")
         cluster.kill([node])
-        print(f"Killed broker {id}. Restart it with `shoal cluster restart {id}`.")
+        say(f"Killed broker {id}. Restart it with `shoal cluster restart {id}`.")
 
     guarded(run)
 
@@ -152,11 +153,11 @@ def restart(id: Id, dir: Folder = _FOLDER) -> None:
         node = cluster.node(id)
         if cluster.runs(node):
             for sentence in cluster.stop([node]):
-                print(sentence)
+                say(sentence)
         cluster.number_controllers()
         cluster.launch(node)
         cluster.wait(node)
-        print(f"Broker {id} is running.")
+        say(f"Broker {id} is running.")
 
     guarded(run)
 
@@ -209,9 +210,9 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
         ]
         output.rows(format, whole)
         return
-    print(f"Cluster {cluster.cluster_id}, controller {cluster.controller_id}")
+    say(f"Cluster {cluster.cluster_id}, controller {cluster.controller_id}")
     output.rows(format, rows, expendable=["rack", "leads", "replicas", "in_sync"])
-    print(
+    say(
         f"\n{len(partitions)} partitions, {sum(r['state'] == 'offline' for r in lacking)} offline,"
         f" {sum(r['state'] != 'offline' for r in lacking)} under-replicated"
     )
@@ -228,7 +229,7 @@ async def health(client: Client, format: FormatOption = Format.TABLE) -> None:
         output.rows(format, [{"healthy": not problems, **found._asdict()}])
     else:
         leader = found.controller if found.controller >= 0 else "none"
-        print(
+        say(
             f"{'Not healthy' if problems else 'Healthy'}: controller {leader},"
             f" {found.brokers} brokers, {found.partitions} partitions"
         )
@@ -273,7 +274,7 @@ async def elect_leaders(
         if error and error.code != ErrorCode.election_not_needed
     }
     elected = sum(error is None for error in done.values())
-    print(f"{elected} partitions have another leader.")
+    say(f"{elected} partitions have another leader.")
     if errors:
         raise Failed(" ".join(f"{where}: {error}." for where, error in sorted(errors.items())))
 

@@ -11,6 +11,7 @@ from shoal.cli import output
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.configs import (
     AlterOperation,
@@ -144,7 +145,7 @@ async def set_configs(
     operation = AlterOperation.APPEND if append else AlterOperation.SET
     changes = [ConfigChange(key, value, operation) for key, value in wanted.items()]
     await _alter(client, _resource(kind, name), changes)
-    print(f"Set {', '.join(wanted)} of {kind} {name}.")
+    say(f"Set {', '.join(wanted)} of {kind} {name}.")
 
 
 @command(app, "unset")
@@ -157,7 +158,7 @@ async def unset_configs(
     """Restore the defaults of configs."""
     changes = [ConfigChange(key, None, AlterOperation.DELETE) for key in keys]
     await _alter(client, _resource(kind, name), changes)
-    print(f"Reset {', '.join(keys)} of {kind} {name}.")
+    say(f"Reset {', '.join(keys)} of {kind} {name}.")
 
 
 async def _alter(client: Client, resource: Resource, changes: list[ConfigChange]) -> None:

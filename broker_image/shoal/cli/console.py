@@ -17,6 +17,7 @@ import typer
 from shoal.cli import side_console
 from shoal.cli.groups import Metrics
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.terminal import say
 from shoal.client.client import Client
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ async def console(
     served = serving(settings, access, metrics=metrics, interval_s=interval, ssl_context=context)
     try:
         async with served as url:
-            print(f"The console is at {url}. Ctrl-C or SIGTERM stops it.", flush=True)
+            say(f"The console is at {url}. Ctrl-C or SIGTERM stops it.", flush=True)
             await ended.wait()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error

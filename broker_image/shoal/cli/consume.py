@@ -12,6 +12,7 @@ import typer
 from shoal.cli import output, timestamps
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client import lag, skipped_records
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -182,7 +183,7 @@ async def _alone(
             for record in await reader.poll(stop.wait_ms):
                 if ends and record.offset >= ends[TopicPartition(record.topic, record.partition)]:
                     continue
-                print(show(record))
+                say(show(record))
                 if stop.took():
                     return
             if flush:
@@ -198,7 +199,7 @@ async def _in_group(consumer: GroupConsumer, show: Callable[[AnyRecord], str], s
     while not stop.idle:
         polled = await consumer.poll(stop.wait_ms)
         for record in polled:
-            print(show(record), flush=True)
+            say(show(record), flush=True)
             if stop.took():
                 # Leave the rest of the poll to the group's next member.
                 for unread in polled:

@@ -19,6 +19,7 @@ from shoal.cli import output, profiles
 from shoal.cli.client_properties import from_environment
 from shoal.cli.redaction import Redaction
 from shoal.cli.session import UNREACHABLE, USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client import security
 from shoal.client.client import Client
 from shoal.client.secret import Secret
@@ -72,7 +73,7 @@ async def bundle(
     _write(file, texts)
     for name, why in errors.items():
         warn(f"{name} is missing: {redaction.text(why)}")
-    print(f"Wrote {file} with {len(texts)} files, {file.stat().st_size:,} bytes.")
+    say(f"Wrote {file} with {len(texts)} files, {file.stat().st_size:,} bytes.")
     if "cluster.json" in errors:
         raise Failed("the cluster did not answer; the bundle lacks what it knows.", UNREACHABLE)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from shoal.cli import side_console
+from shoal.cli.terminal import say
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -57,5 +58,5 @@ def demo(
 
 def _fail(*sentences: str) -> NoReturn:
     for sentence in sentences:
-        print(f"shoal demo: {sentence}", file=sys.stderr)
+        say(f"shoal demo: {sentence}", file=sys.stderr)
     raise typer.Exit(1)

@@ -14,6 +14,7 @@ import typer
 from shoal.cli import output, prompts, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client import dead_letter_topics, lag
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -183,7 +184,7 @@ async def purge(
         ends |= {where: o.offset for where, o in listed.items() if o.offset >= 0}
     count = sum(max(0, ends[where] - start) for where, (start, _) in bounds.items())
     if not count:
-        print(f"{topic} has no such letters.")
+        say(f"{topic} has no such letters.")
         return
     noun = "record" if count == 1 else "records"
     if not yes:
@@ -191,7 +192,7 @@ async def purge(
             raise Failed(f"--yes is missing: {count} {noun} of {topic} would be deleted.", USAGE)
         prompts.confirm(f"Delete {count} {noun} of {topic}?")
     expect(await client.admin.topics.delete_records(ends))
-    print(f"Deleted {count} {noun} of {topic}.")
+    say(f"Deleted {count} {noun} of {topic}.")
 
 
 @command(app, "redrive")
@@ -220,7 +221,7 @@ async def redrive(
             raise Failed("--interactive prints tables only. Leave out --format json.", USAGE)
         chosen = await _choose(client, topic, wanted, max_letters)
         if not chosen:
-            print("No letter was chosen.")
+            say("No letter was chosen.")
             return
         plans = [
             Plan(
@@ -309,7 +310,7 @@ async def skip(
         ranges = {where: [*found.ranges()] for where, found in by_partition.items()}
         expect(await client.admin.share_groups.free(group, ranges))
     if format is Format.JSON:
-        print(
+        say(
             json.dumps(
                 {"group": group, "dry_run": dry_run, "skipped": [one.row() for one in held]},
                 indent=2,
@@ -319,7 +320,7 @@ async def skip(
     output.rows(format, [one.row() for one in held])
     noun = "record" if len(held) == 1 else "records"
     verb = "Would skip" if dry_run else "Skipped"
-    print(f"{verb} {len(held)} {noun} of group {group} that held a key.")
+    say(f"{verb} {len(held)} {noun} of group {group} that held a key.")
 
 
 async def _choose(
@@ -422,7 +423,7 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
         **{f"topic {name} does not exist": n for name, n in done.topics_missing.items()},
     }
     if format is Format.JSON:
-        print(
+        say(
             json.dumps(
                 {
                     "topic": plan.topic,
@@ -435,6 +436,7 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
                     "gone": done.records_missing,
                     "homeless": dict(done.topics_missing),
                     "others": done.not_dead_letters,
+                    "doubted": done.doubted,
                     "refused": done.refused,
                     "unfreed": done.not_freed,
                 },
@@ -446,6 +448,8 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
     verb = "Would redrive" if plan.dry_run else "Redrove"
     noun = "letter" if done.total == 1 else "letters"
     where = f"into {plan.to}" if plan.to else "into their source topics"
-    print(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
+    say(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
     if skipped := ", ".join(f"{n} ({what})" for what, n in passed.items() if n):
-        print(f"Skipped: {skipped}.")
+        say(f"Skipped: {skipped}.")
+    if done.doubted:
+        say(f"Records that look like letters and do not count: {done.doubted}. {done.doubt}.")

@@ -21,6 +21,7 @@ import typer
 from shoal.cli import output
 from shoal.cli.records import headers_as_json
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import Reset, starts
@@ -312,4 +313,4 @@ def _raw_metadata(record: Record) -> dict[str, Any]:
 
 
 def _print(row: dict[str, Any]) -> None:
-    print(json.dumps(row, default=output.plain, ensure_ascii=False))
+    say(json.dumps(row, default=output.plain, ensure_ascii=False))

@@ -15,6 +15,7 @@ from shoal.cli import output
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.resources import Resource, parse, principal, row, sentence, word
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.configs import Resource as ConfigResource
 from shoal.client.configs import ResourceType as ConfigType
@@ -80,7 +81,7 @@ async def explain(
         ["operation", "resource", "condition", "allowed", "rule"],
     )
     if format is Format.TABLE:
-        print(_verdict(who, key, given, found))
+        say(_verdict(who, key, given, found))
 
 
 def _types(key: ApiKey) -> list[ResourceType]:

@@ -12,6 +12,7 @@ import typer
 from shoal.cli import output, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client import delays, lag, remedies, resets, scrape, skipped_records, stop_reasons
 from shoal.client.admin import Admin
 from shoal.client.client import Client
@@ -155,7 +156,7 @@ async def describe(
         return
     for at, (group, one) in enumerate(described.items()):
         if at:
-            print()
+            say()
         found = positions.get(group, [])
         share = _share(numbers, one, found)
         _print_group(one, found, share, paused=group in paused, reports=numbers is not None)
@@ -170,23 +171,23 @@ def _print_owners(found: list[Owner]) -> None:
     """Print who shares partitions by key ranges, the lowest position of each partition first."""
     if not found:
         return
-    print("\nPartitions shared by key ranges:")
+    say("\nPartitions shared by key ranges:")
     columns = ["topic", "partition", "member", "share", "position", "lag"]
     columns += ["finished_above_stable", "holds_stable"]
     output.print_table([owner.row() for owner in found[:OWNERS_SHOWN]], columns)
     if len(found) > OWNERS_SHOWN:
-        print(f"... and {len(found) - OWNERS_SHOWN} more. --format json shows all.")
+        say(f"... and {len(found) - OWNERS_SHOWN} more. --format json shows all.")
 
 
 def _print_gaps(found: list[Gap]) -> None:
     """Print the unfinished records below finished ones, the oldest gap first."""
     if not found:
         return
-    print("\nUnfinished records below finished ones (individual commits):")
+    say("\nUnfinished records below finished ones (individual commits):")
     columns = ["topic", "partition", "gap", "age_s", "finished_above", "ranges", "member"]
     output.print_table([gap.row() for gap in found[:GAPS_SHOWN]], columns)
     if len(found) > GAPS_SHOWN:
-        print(f"... and {len(found) - GAPS_SHOWN} more. --format json shows all.")
+        say(f"... and {len(found) - GAPS_SHOWN} more. --format json shows all.")
 
 
 def _as_json(
@@ -229,16 +230,16 @@ async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
     one = len(held) == 1
     noun = "record holds its key" if one else "records hold their keys"
     it = "it" if one else "them"
-    print(
+    say(
         f"\n{len(held)} dead-lettered {noun} (share.ordering.key.dead.letter=hold). "
         f"`shoal dlq redrive {topic or 'TOPIC'} --group {group}` redrives {it}. "
         f"`shoal dlq skip {group} --key KEY` releases the key without {it}."
     )
-    print()
+    say()
     rows = [one.row() for one in held[:HELD_SHOWN]]
     output.print_table(rows, ["topic", "partition", "offset", "key"])
     if len(held) > HELD_SHOWN:
-        print(f"... and {len(held) - HELD_SHOWN} more. --format json shows all.")
+        say(f"... and {len(held) - HELD_SHOWN} more. --format json shows all.")
 
 
 def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
@@ -278,22 +279,22 @@ def _print_group(
     if group.assignor:
         facts.append(f"assignor {group.assignor}")
     facts.append(f"coordinator {group.coordinator}")
-    print(f"{group.group_id}   {', '.join(facts)}")
+    say(f"{group.group_id}   {', '.join(facts)}")
     stops = share.stop_reasons if share else frozenset()
     for why in sorted(stops | {"paused"} if paused else stops):
-        print(stop_reasons.sentence(why, group.group_id))
+        say(stop_reasons.sentence(why, group.group_id))
     if share is not None and delays.is_only_delayed(total, share):
-        print(delays.describe(share, time.time_ns() // 1_000_000))
+        say(delays.describe(share, time.time_ns() // 1_000_000))
     if found:
         offset = "start_offset" if group.type == SHARE else "committed_offset"
         columns = ["topic", "partition", offset, "log_end_offset", "lag"]
         columns += [] if group.type == SHARE else ["member"]
-        print()
+        say()
         output.print_table(
             _position_rows(group, found), columns, expendable=["log_end_offset", offset]
         )
     if group.members:
-        print()
+        say()
         what = ["tasks", "standby_tasks"] if group.type == STREAMS else ["partitions"]
         output.print_table(
             _member_rows(group),
@@ -301,7 +302,7 @@ def _print_group(
             expendable=["host", "client"],
         )
     else:
-        print("\nThe group has no members.")
+        say("\nThe group has no members.")
 
 
 async def _print_skipped(
@@ -317,7 +318,7 @@ async def _print_skipped(
         return
     starts = await skipped_records.read_log_starts(admin, [p.where for p in found if p.offset])
     for topic, count in skipped_records.count_before(starts, found).items():
-        print(f"\n{skipped_records.say_perhaps_left_behind(group.group_id, topic, count)}")
+        say(f"\n{skipped_records.say_perhaps_left_behind(group.group_id, topic, count)}")
 
 
 def _position_rows(group: Group, found: list[lag.Position]) -> list[dict[str, Any]]:
@@ -436,7 +437,7 @@ async def reset_offsets(
     output.rows(format, _plan_rows(plan, current))
     if not execute:
         if format is Format.TABLE:
-            print("\nNothing has changed. Add --execute to apply the plan.")
+            say("\nNothing has changed. Add --execute to apply the plan.")
         return
     if members:
         raise Failed(f"group {group!r} has {members} members. Stop them first.")
@@ -526,7 +527,7 @@ async def delete_offsets(
     else:
         committed = expect(await admin.groups.offsets([group]))[group]
         expect(await admin.groups.delete_offsets(group, [p for p in committed if p.topic in topic]))
-    print(f"Deleted the positions of group {group} in {', '.join(topic)}.")
+    say(f"Deleted the positions of group {group} in {', '.join(topic)}.")
 
 
 @command(app, "delete")
@@ -535,7 +536,7 @@ async def delete(client: Client, groups: Ids) -> None:
     failures = []
     for group, error in (await client.admin.groups.delete(groups)).items():
         if error is None:
-            print(f"Deleted group {group}.")
+            say(f"Deleted group {group}.")
         else:
             failures.append(error)
     if failures:

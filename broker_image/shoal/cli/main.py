@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from shoal import __version__
+from shoal.cli.terminal import say
 
 
 class Command(NamedTuple):
@@ -102,7 +103,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"shoal {__version__}")
+        say(f"shoal {__version__}")
         raise typer.Exit
 
 

@@ -15,6 +15,7 @@ from uuid import UUID
 import typer
 
 from shoal.cli import table_width
+from shoal.cli.terminal import say, visible
 from shoal.client.timestamps import DATE_MS_MAX
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ def console(*, stderr: bool = False, width: int = 0) -> Console:
     """Return a console: with colours on a terminal; without colours in a pipe, `width` wide or
     more.
     """
-    from rich.console import Console
+    from shoal.cli.safe_console import SafeConsole
 
     stream = sys.stderr if stderr else sys.stdout
     columns = None if stream.isatty() else max(width, PIPE_WIDTH)
-    return Console(file=stream, width=columns, highlight=False, soft_wrap=False)
+    return SafeConsole(file=stream, width=columns, highlight=False, soft_wrap=False)
 
 
 def rows(
@@ -59,11 +60,11 @@ def rows(
 ) -> None:
     """Print rows. A table shows the keys in `columns`; JSON shows all of them."""
     if format is Format.JSON:
-        print(json.dumps([dict(row) for row in found], default=plain, indent=2))
+        say(json.dumps([dict(row) for row in found], default=plain, indent=2))
         return
     if not found:
         if empty:
-            print(empty)
+            say(empty)
         return
     print_table(found, columns or list(found[0]), title, expendable)
 
@@ -80,7 +81,9 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    texts = {name: [cell(row.get(name)) for row in found] for name in columns}
+    # Escaped before the widths are known; the console would escape them afterwards.
+    escape = visible if sys.stdout.isatty() else str
+    texts = {name: [escape(cell(row.get(name))) for row in found] for name in columns}
     wide = [_column(name, texts[name], _is_number(found, name)) for name in columns]
     out = console(width=sum(column.width + table_width.GAP for column in wide))
     widths = table_width.fit(wide, out.width, expendable)
@@ -103,7 +106,7 @@ def print_table(
     out.print(table)
     left_out = [_heading(name) for name in columns if name not in widths]
     if left_out:
-        print(f"Too narrow for {', '.join(left_out)}. -o json shows everything.", file=sys.stderr)
+        say(f"Too narrow for {', '.join(left_out)}. -o json shows everything.", file=sys.stderr)
 
 
 def _is_number(found: Sequence[Row], name: str) -> bool:

@@ -16,6 +16,7 @@ import typer
 from shoal.cli import output
 from shoal.cli.client_properties import pairs
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.terminal import say
 from shoal.client.blocking_calls import run_in_thread
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
@@ -114,7 +115,7 @@ async def produce(
     counts = _Counts()
     types = file is None and sys.stdin.isatty()
     if types and not quiet:
-        print("One record per line. Press Ctrl-D to end.", file=sys.stderr)
+        say("One record per line. Press Ctrl-D to end.", file=sys.stderr)
     source, size = _open(file)
     try:
         with output.progress(size, f"Producing to {topic}", types=types) as advance:
@@ -140,7 +141,7 @@ async def produce(
             source.close()
         # After Ctrl-C, too: what was sent is stored.
         if counts.error is None and not quiet:
-            print(
+            say(
                 f"Produced {counts.stored} record{'s' * (counts.stored != 1)} to {topic}.",
                 file=sys.stderr,
             )

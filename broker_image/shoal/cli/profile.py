@@ -14,6 +14,7 @@ from shoal.cli import output, profiles
 from shoal.cli.client_properties import from_flags
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, Property, guarded, new_app
+from shoal.cli.terminal import say
 from shoal.client import config_providers
 from shoal.client.errors import ClientError
 from shoal.client.properties import properties
@@ -73,7 +74,7 @@ def create(
             known.current = name
         profiles.save(known)
         in_use = ". Commands use it" if known.current == name else ""
-        print(f"Created profile {name}{in_use}.")
+        say(f"Created profile {name}{in_use}.")
 
     _guarded(run)
 
@@ -87,7 +88,7 @@ def use(name: Name) -> None:
         where = known[name].get(_BOOTSTRAP)
         known.current = name
         profiles.save(known)
-        print(f"Commands use profile {name} ({where}).")
+        say(f"Commands use profile {name} ({where}).")
 
     _guarded(run)
 
@@ -153,7 +154,7 @@ def delete(name: Name) -> None:
         if known.current == name:
             known.current = None
         profiles.save(known)
-        print(f"Deleted profile {name}.")
+        say(f"Deleted profile {name}.")
 
     _guarded(run)
 

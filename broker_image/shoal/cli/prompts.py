@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from shoal.cli.terminal import visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,13 +40,13 @@ def interruptible() -> Iterator[None]:
 def confirm(question: str) -> None:
     """Ask on standard error. Raises `typer.Abort` unless the answer is yes."""
     with interruptible():
-        typer.confirm(question, abort=True, err=True)
+        typer.confirm(visible(question), abort=True, err=True)
 
 
 def ask(question: str, default: str) -> str:
     """Ask on standard error, and return the answer. Raises `typer.Abort` at the end of input."""
     with interruptible():
-        return str(typer.prompt(question, default=default, err=True))
+        return str(typer.prompt(visible(question), default=default, err=True))
 
 
 def is_interrupt(aborted: typer.Abort) -> bool:

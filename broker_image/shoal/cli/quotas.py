@@ -10,6 +10,7 @@ from shoal.cli import output
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.terminal import say
 from shoal.client import quotas, remedies
 from shoal.client.client import Client
 from shoal.client.quotas import CLIENT_ID, IP, IP_KEYS, KEYS, USER, Entity
@@ -104,7 +105,7 @@ async def set_quotas(
             )
         wanted[key] = _parsed(key, value)
     await _alter(client, entity, wanted)
-    print(f"Set {', '.join(wanted)} of {quotas.text(entity)}.")
+    say(f"Set {', '.join(wanted)} of {quotas.text(entity)}.")
 
 
 @command(app, "remove")
@@ -124,7 +125,7 @@ async def remove(
         raise Failed(f"There are no {what} of {quotas.text(entity)}. See `shoal quotas list`.")
     wanted = keys or sorted(have)
     await _alter(client, entity, dict.fromkeys(wanted))
-    print(f"Removed {', '.join(wanted)} of {quotas.text(entity)}.")
+    say(f"Removed {', '.join(wanted)} of {quotas.text(entity)}.")
 
 
 async def _alter(client: Client, entity: Entity, values: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from shoal.cli import output, replica_plan
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.prompts import interruptible
 from shoal.cli.session import REFUSED, USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client import remedies
 from shoal.client.admin import Reassignment
 from shoal.client.client import Client
@@ -75,7 +76,7 @@ async def plan(
         raise Failed(f"{error}. Name more brokers, or lower --replication-factor.") from None
     moves = sum(list(current[where]) != replicas for where, replicas in planned.items())
     new = sum(len({*replicas} - {*current[where]}) for where, replicas in planned.items())
-    print(_text(planned))
+    say(_text(planned))
     warn(f"{moves} of {len(planned)} partitions change, {new} replicas are copied.")
 
 
@@ -109,8 +110,8 @@ async def apply(
             " for their end, cancel them, or add --additional."
         )
     current = {where: list(found[where].replicas) for where in wanted}
-    print("The plan of the current replicas, to go back:")
-    print(_text(current))
+    say("The plan of the current replicas, to go back:")
+    say(_text(current))
     sys.stdout.flush()
     if throttle is not None:
         await _set_throttles(client, current, wanted, throttle)
@@ -119,7 +120,7 @@ async def apply(
     if throttle is not None and not begun:
         await _remove_throttles(client, {where.topic for where in wanted})
     noun = "partition" if begun == 1 else "partitions"
-    print(f"Began to reassign {begun} {noun}. `shoal topics reassign verify` shows the progress.")
+    say(f"Began to reassign {begun} {noun}. `shoal topics reassign verify` shows the progress.")
     if errors:
         raise Failed(" ".join(remedies.remedy(error) for _, error in sorted(errors.items())))
 
@@ -159,7 +160,7 @@ async def cancel(
     done = await client.admin.reassign(dict.fromkeys(moving)) if moving else {}
     failed = [error for error in done.values() if error is not None]
     noun = "partition" if len(moving) == 1 else "partitions"
-    print(f"Cancelled the reassignment of {len(moving) - len(failed)} {noun}.")
+    say(f"Cancelled the reassignment of {len(moving) - len(failed)} {noun}.")
     if failed:
         raise Failed(" ".join(map(remedies.remedy, failed)))
     if not preserve_throttles and not await client.admin.reassignments():

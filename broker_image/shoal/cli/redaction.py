@@ -19,11 +19,13 @@ _NAME = re.compile(rf"{_WORDS}|(?:^|[._-])(?:hmac|token)$|\.key$", re.IGNORECASE
 _HARMLESS = re.compile(r"(?:\.|_)(?:class|location|type|ms|iterations|file|url|max|min)$")
 _NAMED = rf"[\w.\-]*{_WORDS}[\w.\-]*"
 #: A line of a properties file: its value ends with the line.
-_LINE = re.compile(rf"^([ \t]*{_NAMED}[ \t]*[=:][ \t]*)\S.*$", re.IGNORECASE | re.MULTILINE)
-#: A name and a value within a line. A value without quotes ends before the next pair.
+_LINE = re.compile(rf"^([ \t\ufeff]*{_NAMED}[ \t]*[=:][ \t]*)\S.*$", re.IGNORECASE | re.MULTILINE)
+#: A name and a value within a line. A value without quotes ends before the next pair. In JSON that
+#: is a text of JSON, quotes have backslashes, and a value ends at a quote with as many.
 _PAIR = re.compile(
-    rf"({_WORDS}[\w.\-]*[\"']?\s*[=:]\s*)"
-    r"(\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|[^\n,;}\]]+)",
+    rf"({_WORDS}[\w.\-]*\\*[\"']?\s*[=:]\s*)"
+    r"((?P<depth>\\+)\"(?:(?!(?<!\\)(?P=depth)\").)*(?:(?P=depth)\"|$)|"
+    r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|[^\n,;}\]]+)",
     re.IGNORECASE,
 )
 _END_OF_KEY = r"-----END [A-Z ]*PRIVATE KEY-----"
@@ -78,7 +80,10 @@ class Redaction:
             return self.text(value)
         if isinstance(value, Mapping):
             return {
-                name: HIDDEN if isinstance(one, str) and is_secret(name) else self.value(one)
+                # Numbers, lists and objects, too; whether there is a secret is none.
+                name: HIDDEN
+                if is_secret(name) and not isinstance(one, bool | None)
+                else self.value(one)
                 for name, one in value.items()
             }
         if isinstance(value, list | tuple):

@@ -20,6 +20,7 @@ from uuid import uuid4
 import typer
 
 from shoal.cli import add_scram as first_users
+from shoal.cli import terminal
 
 if TYPE_CHECKING:
     from shoal.cli.side_console import SideConsole
@@ -263,7 +264,7 @@ def _run_host(
         for name, text in resolved.given.items()
         if name.startswith(_OF_CONTROLLER_LISTENER) and name not in flags
     )
-    supervisor = host.Host(found, command, say, lambda line: print(line, file=sys.stderr))
+    supervisor = host.Host(found, command, say, lambda line: terminal.say(line, file=sys.stderr))
     raise typer.Exit(asyncio.run(supervisor.run(started)))
 
 
@@ -313,9 +314,9 @@ def _file(path: Path | None) -> tuple[str, str]:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    terminal.say(line, flush=True)
 
 
 def _fail(sentence: str) -> NoReturn:
-    print(f"shoal server: {sentence}", file=sys.stderr)
+    terminal.say(f"shoal server: {sentence}", file=sys.stderr)
     raise typer.Exit(1)

@@ -26,6 +26,7 @@ from shoal.cli.failures import REFUSED as REFUSED
 from shoal.cli.failures import UNREACHABLE as UNREACHABLE
 from shoal.cli.failures import USAGE as USAGE
 from shoal.cli.failures import Failed as Failed
+from shoal.cli.terminal import say
 from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, Unreachable
@@ -212,13 +213,13 @@ def fail(sentence: str, code: int = REFUSED) -> NoReturn:
     """Print the error, behind all other output, and exit with this code."""
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-    print(f"shoal: {sentence}", file=sys.stderr)
+    say(f"shoal: {sentence}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def warn(sentence: str) -> None:
     """Print a warning on standard error."""
-    print(f"shoal: {sentence}", file=sys.stderr)
+    say(f"shoal: {sentence}", file=sys.stderr)
 
 
 def _code(error: ClientError) -> int:

@@ -13,6 +13,7 @@ import typer
 from shoal.cli import dlq, groups, output, shoal_only
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import ConfigChange, Resource, ResourceType
@@ -183,7 +184,7 @@ def _cells(row: dict[str, Any]) -> dict[str, Any]:
 async def pause(client: Client, group: groups.Id) -> None:
     """Stop delivery to a group. Members keep the records that they hold."""
     await _set_paused(client, group, paused=True)
-    print(
+    say(
         f"Paused delivery to group {group}. Members may still settle and renew the records they"
         " hold. Locks still expire. Records that are released or expire wait until"
         f" `shoal share resume {group}`."
@@ -194,7 +195,7 @@ async def pause(client: Client, group: groups.Id) -> None:
 async def resume(client: Client, group: groups.Id) -> None:
     """Resume delivery to a group."""
     await _set_paused(client, group, paused=False)
-    print(f"Resumed delivery to group {group}.")
+    say(f"Resumed delivery to group {group}.")
 
 
 async def _set_paused(client: Client, group: str, *, paused: bool) -> None:

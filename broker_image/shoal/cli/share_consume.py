@@ -16,6 +16,7 @@ import typer
 from shoal.cli.consume import Stop
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client import lag, skipped_records
 from shoal.client.batches import CorruptRecords
 from shoal.client.blocking_calls import run_in_thread
@@ -206,7 +207,7 @@ async def _implicit(
             carried, printed = printed, []
             for acquired in await _acquire(session, stop, limit, carried):
                 for record in _records(acquired, printed):
-                    print(show(record), flush=True)
+                    say(show(record), flush=True)
                     printed.append(_settled(record, AcknowledgeType.ACCEPT))
                     stop.took()
     finally:
@@ -225,7 +226,7 @@ async def _explicit(
         for acquired in await _acquire(session, stop, limit, []):
             settled: list[Acknowledgement] = []
             for record in _records(acquired, settled):
-                print(show(record), flush=True)
+                say(show(record), flush=True)
                 stop.took()
                 if pattern:
                     settled.append(_settled(record, pattern[record.offset % len(pattern)]))

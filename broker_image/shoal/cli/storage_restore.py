@@ -17,6 +17,7 @@ from shoal.cli import output, timestamps
 from shoal.cli.failures import REFUSED
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, guarded
+from shoal.cli.terminal import say
 from shoal.log.storage import DiskStorage
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
@@ -40,6 +41,12 @@ def restore(
     key_directory: Annotated[
         str | None, _option("DIR", "Config: shoal.remote.encryption.key.directory.")
     ] = None,
+    clear_backup: Annotated[
+        bool,
+        typer.Option(
+            "--clear-backup", help="With keys, accept a backup that is not encrypted, too."
+        ),
+    ] = False,
     cluster_id: Annotated[
         str | None,
         _option("ID", "The lost cluster; the only one in the store. Config: shoal.cluster.id."),
@@ -83,7 +90,9 @@ def restore(
             raise Failed(text, USAGE)
         node = 1 if found.node_id is None else found.node_id
         ids = _ids(brokers, node, found.roles)
-        target = Target(os.path.abspath(found.data_dir), node, ids, topics, int(idle_ms), id)
+        accepts_clear = clear_backup or not found.key_directory
+        path = os.path.abspath(found.data_dir)
+        target = Target(path, node, ids, topics, int(idle_ms), id, accepts_clear)
         try:
             report = asyncio.run(_restored(found, target))
         except _Failed as error:
@@ -244,7 +253,7 @@ def _print(report: Report, target: Target, format: Format) -> None:
     output.rows(format, rows, empty="The cluster had no topics.")
     if format is Format.TABLE:
         alone = "" if target.node_id in target.brokers else " It is not a broker: metadata only."
-        print(
+        say(
             f"Node {target.node_id} of cluster {report.cluster_id} is in {target.data_dir}, as of"
             f" {output.when(report.written_ms)}.{alone} Restore the other nodes, then start all."
         )

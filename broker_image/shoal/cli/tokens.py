@@ -12,6 +12,7 @@ from shoal.cli import output, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.resources import principal
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.scram import DIGESTS
 from shoal.client.security_admin import DelegationToken
@@ -117,7 +118,7 @@ async def renew(
     period_ms = -1 if period is None else _period_ms("--for", period)
     token = await _token(client, token_id)
     end = await client.admin.tokens.renew(token.hmac, period_ms)
-    print(f"Token {token_id} is valid until {output.when(end)}.")
+    say(f"Token {token_id} is valid until {output.when(end)}.")
 
 
 @command(app, "expire")
@@ -132,7 +133,7 @@ async def expire(
     period_ms = -1 if period is None else _period_ms("--in", period)
     token = await _token(client, token_id)
     end = await client.admin.tokens.expire(token.hmac, period_ms)
-    print(f"Token {token_id} ends {output.when(end)}." if period else f"Ended token {token_id}.")
+    say(f"Token {token_id} ends {output.when(end)}." if period else f"Ended token {token_id}.")
 
 
 async def _token(client: Client, token_id: str) -> DelegationToken:

@@ -11,6 +11,7 @@ from shoal.cli import output, prompts, reassign, timestamps
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.terminal import say
 from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.cluster import Topic, TopicPartition
@@ -83,9 +84,9 @@ async def create(
     failures = {}
     for name, result in results.items():
         if not isinstance(result, KafkaError):
-            print(f"Created topic {name} with {_count(result.partitions, 'partition')}.")
+            say(f"Created topic {name} with {_count(result.partitions, 'partition')}.")
         elif if_not_exists and result.code == ErrorCode.topic_already_exists:
-            print(f"Topic {name} already exists.")
+            say(f"Topic {name} already exists.")
         else:
             failures[name] = result
     _fail_for(failures)
@@ -130,7 +131,7 @@ async def describe(
         return
     for at, one in enumerate(described):
         if at:
-            print()
+            say()
         title = f"{one['topic']}   id {one['topic_id']}"
         configs_text = output.cell(one["configs"])
         output.print_table(
@@ -180,7 +181,7 @@ async def alter(
         expect(await client.admin.configs.alter({Resource(ResourceType.TOPIC, topic): changes}))
     if partitions is not None:
         expect(await client.admin.topics.create_partitions({topic: partitions}))
-    print(f"Altered topic {topic}.")
+    say(f"Altered topic {topic}.")
 
 
 @command(app, "delete")
@@ -202,7 +203,7 @@ async def delete(
     for name in present:
         error = results.get(name)
         if error is None:
-            print(f"Deleted topic {name}.")
+            say(f"Deleted topic {name}.")
         else:
             failures[name] = error
     _fail_for(failures)

@@ -14,6 +14,7 @@ from shoal.cli import output, prompts, timestamps
 from shoal.cli.groups import partitions as parsed_partitions
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.errors import KafkaError, expect
@@ -149,7 +150,7 @@ async def find_hanging(
     columns = ["topic", "partition", "producer_id", "transaction_start_offset", "last_write"]
     output.rows(format, rows, columns, empty="No transaction hangs.", expendable=["last_write"])
     if rows and format is Format.TABLE:
-        print(
+        say(
             "\nTo abort one: shoal transactions abort TOPIC:PARTITION --start-offset OFFSET",
             file=sys.stderr,
         )
@@ -183,7 +184,7 @@ async def abort(
         yes,
     )
     await client.admin.transactions.abort(where[0], producer)
-    print(f"Aborted the transaction of producer {producer.producer_id} in {where[0]}.")
+    say(f"Aborted the transaction of producer {producer.producer_id} in {where[0]}.")
 
 
 @command(app, "terminate")
@@ -194,7 +195,7 @@ async def terminate(client: Client, id: Id, yes: Yes = False) -> None:
     expect(await client.admin.transactions.describe([id]))
     _confirm(f"Fence the producer of {id} and abort its transaction?", yes)
     await client.admin.transactions.terminate(id)
-    print(f"Fenced the producer of {id}. Its open transaction is aborted.")
+    say(f"Fenced the producer of {id}. Its open transaction is aborted.")
 
 
 async def _candidates(

@@ -11,6 +11,7 @@ import typer
 from shoal.cli import output, passwords
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.terminal import say
 from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError
@@ -86,7 +87,7 @@ async def add(
         ]
     )
     _fail_for(results)
-    print(f"Set the password of {user}.")
+    say(f"Set the password of {user}.")
 
 
 @command(app, "remove")
@@ -116,7 +117,7 @@ async def remove(
     results = await client.admin.users.alter(deletions=deletions) if deletions else {}
     for name, error in results.items():
         if error is None:
-            print(f"Removed {', '.join(str(m) for n, m in deletions if n == name)} of {name}.")
+            say(f"Removed {', '.join(str(m) for n, m in deletions if n == name)} of {name}.")
         else:
             failures[name] = error
     _fail_for(failures)

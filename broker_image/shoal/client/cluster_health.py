@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client.configs import Resource, ResourceType
-from shoal.client.errors import KafkaError
+from shoal.client.errors import ClientError, KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shoal.client.admin import ClusterDescription
     from shoal.client.client import Client
@@ -30,6 +30,8 @@ class Health(NamedTuple):
     offline: list[str]
     under_min_isr: list[str]
     under_replicated: list[str]
+    #: Brokers whose disk fails or is full, or that could not open a partition.
+    failing_disks: Sequence[int] = ()
 
     @property
     def problems(self) -> list[str]:
@@ -44,6 +46,12 @@ class Health(NamedTuple):
         ):
             if names:
                 found.append(f"{_count(names, 'partition')} {text} ({_some(names)}).")
+        if self.failing_disks:
+            found.append(
+                f"{_count(self.failing_disks, 'broker')} short of a working disk: full, failing, or"
+                f" with partitions that cannot be opened ({_some(map(str, self.failing_disks))})."
+                " See /readyz and the log of the broker for more."
+            )
         if self.fenced:
             found.append(
                 f"{_count(self.fenced, 'broker')} fenced: stopped, cut off or not caught up "
@@ -52,7 +60,7 @@ class Health(NamedTuple):
         return found
 
 
-def _count(things: list[Any], noun: str) -> str:
+def _count(things: Sequence[Any], noun: str) -> str:
     return f"1 {noun} is" if len(things) == 1 else f"{len(things)} {noun}s are"
 
 
@@ -65,7 +73,19 @@ def _some(names: Iterable[str]) -> str:
 async def examine(client: Client) -> Health:
     """Return the health of a cluster. Raises `ClientError`."""
     cluster = await client.admin.describe_cluster(fenced=True)
-    return await judge(client, cluster, await client.admin.topics.list(internal=True))
+    found = await judge(client, cluster, await client.admin.topics.list(internal=True))
+    running = sorted({broker.node_id for broker in cluster.brokers} - cluster.fenced)
+    failing = [id for id in running if await _disk_fails(client, id)]
+    return found._replace(failing_disks=failing)
+
+
+async def _disk_fails(client: Client, node: int) -> bool:
+    """Whether a broker reports that its disk fails. It is unknown to clients that may not ask."""
+    try:
+        found = await client.admin.log_dirs([node], partitions=False)
+    except ClientError:
+        return False
+    return any(directory.error is not None for directory in found[node])
 
 
 async def judge(client: Client, cluster: ClusterDescription, topics: Mapping[str, Topic]) -> Health:

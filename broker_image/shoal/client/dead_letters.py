@@ -78,20 +78,25 @@ class DeadLetter(NamedTuple):
 
 
 def parse_dead_letter(topic: str, partition: int, record: Record) -> DeadLetter | None:
-    """Return the dead letter in a record, or None if the record is not one."""
+    """Return the dead letter in a record, or None if the record is not one.
+
+    Anybody who may write to the topic can write such headers: see `redrive` for what counts.
+    """
     errors = {
         name[len(ERRORS) :]: (value or b"").decode(errors="replace")
         for name, value in record.headers
         if name.startswith(ERRORS)
     }
     try:
+        source = int(errors["partition"]), int(errors["offset"])
+        if not (0 <= source[0] < 1 << 31 and 0 <= source[1] < 1 << 63):
+            return None
         return DeadLetter(
             topic,
             partition,
             record,
             errors["topic"],
-            int(errors["partition"]),
-            int(errors["offset"]),
+            *source,
             errors.get("group", ""),
             int(errors.get("delivery.count", 0)),
             errors.get("message", ""),

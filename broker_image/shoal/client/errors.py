@@ -120,9 +120,12 @@ class ApplicationRecoverable(TransactionError):
 
 
 class ProducerFenced(ApplicationRecoverable):
-    """Another producer of the same transactional id has started."""
+    """Another producer of the same transactional id has started, or the transaction timed out."""
 
-    remedy = "Another producer has started with this transactional id. Close this one"
+    remedy = (
+        "Another producer has started with this transactional id, or the transaction took longer"
+        " than its timeout. Close this producer"
+    )
 
 
 class InvalidConfiguration(TransactionError):

@@ -12,6 +12,10 @@ releases the key once the record is sent, to whichever topic.
 
 A letter without its record (`errors.deadletterqueue.copy.record.enable=false`, or a record that is
 too large) is redriven from the source topic while that still has the record.
+
+Anybody who may write to a topic can write the headers of a letter. So a record is a letter only if
+the group in them has this topic as its dead-letter topic, which needs DESCRIBE_CONFIGS on the
+group. All else is done with the rights of the client, too.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.batches import CorruptRecords
 from shoal.client.cluster import Cluster, Topic, TopicPartition
+from shoal.client.configs import Configs, Resource, ResourceType
 from shoal.client.consumer import ConsumerMembership
+from shoal.client.dead_letter_topics import TOPIC
 from shoal.client.dead_letters import (
     DeadLetter,
     DeadLetterFilter,
@@ -44,9 +50,10 @@ from shoal.record.batch import CorruptBatch
 from shoal.record.offset_set import OffsetSet, ranges_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
+    from shoal.client.configs import ConfigEntry
     from shoal.record.records import Record
 
 #: Letters that are sent, and entered in the ledger, together.
@@ -55,6 +62,10 @@ CHUNK = 500
 #: (the session timeout of consumer groups).
 TURN_TIMEOUT_S = 60.0
 _GONE = (ErrorCode.offset_out_of_range, ErrorCode.unknown_topic_or_partition)
+#: Groups of letters whose dead-letter topics are asked for together, and are remembered.
+GROUPS_ASKED, GROUPS_KEPT = 100, 10_000
+#: The longest group in a letter: a string of the protocol has at most 32 KiB.
+GROUP_LENGTH_MAX = 8_000
 
 
 def group_of(topic: str) -> str:
@@ -75,7 +86,8 @@ class Redriven:
     """The counts of a redrive so far; of a dry run, the letters that it would send.
 
     `looked_at` counts the records read from the dead-letter topic, `not_dead_letters` those that
-    are none, `filtered` letters that the filter excluded, and `redriven_before` letters redriven
+    are none, of which `doubted` look like letters; `doubt` says why the last one does not count.
+    `filtered` counts letters that the filter excluded, and `redriven_before` letters redriven
     earlier. `records_missing` counts letters whose record no longer exists, `topics_missing` those
     whose topic does not exist, and `refused` those that a broker rejected, with the last reason.
     `not_freed` letters were sent but may still block their keys, because the broker refused to
@@ -85,6 +97,8 @@ class Redriven:
     sent: Counter[Kind] = field(default_factory=Counter)
     looked_at: int = 0
     not_dead_letters: int = 0
+    doubted: int = 0
+    doubt: str = ""
     filtered: int = 0
     redriven_before: int = 0
     records_missing: int = 0
@@ -144,6 +158,9 @@ class Redrive:
         self._ledger = RedriveLedger(cluster)
         self._producer = Producer(cluster)
         self._share_groups = ShareGroups(cluster)
+        self._configs = Configs(cluster)
+        #: By group: why its letters in this topic do not count, or "".
+        self._doubts: dict[str, str] = {}
         self._begun_s = 0.0
 
     async def size(self) -> int:
@@ -248,10 +265,10 @@ class Redrive:
         if first > last:
             return
         async for fetched in self._fetcher.range(where.topic, where.partition, first, last):
-            for record in fetched.records():
-                letter = self._wanted(where, state, record)
+            async for record, letter in self._letters(where, fetched.records()):
                 progress(1)
-                if letter is not None:
+                if self._is_wanted(state, record, letter):
+                    assert letter is not None
                     chunk.append(letter)
                     if len(chunk) >= min(size, self._left):
                         yield chunk
@@ -261,13 +278,47 @@ class Redrive:
         if chunk:
             yield chunk
 
-    def _wanted(
-        self, where: TopicPartition, state: RedriveState, record: Record
-    ) -> DeadLetter | None:
-        """Return the letter in a record if it is to be redriven."""
+    async def _letters(
+        self, where: TopicPartition, records: Iterable[Record]
+    ) -> AsyncIterator[tuple[Record, DeadLetter | None]]:
+        """Yield each record of the dead-letter topic, with the letter in it if it counts."""
+        found = [(one, parse_dead_letter(where.topic, where.partition, one)) for one in records]
+        await self._ask({letter.group for _, letter in found if letter is not None})
+        for record, letter in found:
+            doubt = "" if letter is None else self._doubts[letter.group]
+            if doubt:
+                self.result.doubted += 1
+                self.result.doubt = doubt
+            yield record, None if doubt else letter
+
+    async def _ask(self, groups: Collection[str]) -> None:
+        """Learn whether groups have this topic as their dead-letter topic. Raises `KafkaError`."""
+        if len(self._doubts) > GROUPS_KEPT:
+            self._doubts.clear()
+        new = [group for group in groups if group not in self._doubts]
+        nameless = {group for group in new if not 0 < len(group) <= GROUP_LENGTH_MAX}
+        self._doubts |= dict.fromkeys(nameless, "the letter names no group")
+        asked = [Resource(ResourceType.GROUP, group) for group in new if group not in nameless]
+        for first in range(0, len(asked), GROUPS_ASKED):
+            some = asked[first : first + GROUPS_ASKED]
+            for group, entries in (await self._configs.describe(some, keys=[TOPIC])).items():
+                self._doubts[group.name] = self._doubt(group.name, entries)
+
+    def _doubt(self, group: str, entries: Mapping[str, ConfigEntry] | KafkaError) -> str:
+        """Return why letters of a group in this topic do not count, or ""."""
+        if isinstance(entries, KafkaError):
+            if transient(entries):
+                raise entries
+            return f"the configs of group {group!r} cannot be read: {entries}"
+        topic = entries[TOPIC].value if TOPIC in entries else ""
+        if topic == self.plan.topic:
+            return ""
+        return f"{TOPIC} of group {group!r} is {topic!r}, not {self.plan.topic!r}"
+
+    def _is_wanted(self, state: RedriveState, record: Record, letter: DeadLetter | None) -> bool:
+        """Return whether a record is a letter that is to be redriven, and count it."""
         result = self.result
         result.looked_at += 1
-        letter = parse_dead_letter(where.topic, where.partition, record)
         if letter is None:
             result.not_dead_letters += 1
         elif not self.plan.filter.matches(letter):
@@ -275,8 +326,8 @@ class Redrive:
         elif not self.plan.again and record.offset in state.done:
             result.redriven_before += 1
         else:
-            return letter
-        return None
+            return True
+        return False
 
     async def _originals(self, letters: Iterable[DeadLetter]) -> dict[int, Record]:
         """Return the existing records of letters by the letter's offset."""
@@ -290,13 +341,25 @@ class Redrive:
                 found[letter.offset] = letter.record
         for source, some in bare.items():
             by_offset = {letter.source_offset: letter.offset for letter in some}
-            for first, last in ranges_of(sorted(by_offset)):
-                for record in await self._source_records(source, first, last):
-                    if record.offset in by_offset:
-                        found[by_offset[record.offset]] = record
+            try:
+                found |= {
+                    by_offset[record.offset]: record
+                    for first, last in ranges_of(sorted(by_offset))
+                    for record in await self._source_records(source, first, last)
+                    if record.offset in by_offset
+                }
+            except KafkaError as error:
+                if error.code != ErrorCode.topic_authorization_failed:
+                    raise
+                self._refuse(len(some), error)
         if (edit := self.plan.edit) is not None:
             found = {at: one._replace(key=edit.key, value=edit.value) for at, one in found.items()}
         return found
+
+    def _refuse(self, letters: int, error: ClientError) -> None:
+        """Count letters that a broker refuses, so that they stop no others."""
+        self.result.refused += letters
+        self.result.refusal = error
 
     async def _source_records(self, where: TopicPartition, first: int, last: int) -> list[Record]:
         try:
@@ -318,8 +381,10 @@ class Redrive:
     # Sending.
 
     async def _send(self, topic_id: UUID, state: RedriveState, letters: list[DeadLetter]) -> None:
+        refused = self.result.refused
         originals = await self._originals(letters)
-        self.result.records_missing += len(letters) - len(originals)
+        refused = self.result.refused - refused
+        self.result.records_missing += len(letters) - len(originals) - refused
         targets = {}
         for letter in letters:
             if letter.offset in originals:
@@ -355,9 +420,12 @@ class Redrive:
         try:
             count = len((await self.cluster.topic(name)).partitions)
         except KafkaError as error:
-            if error.code != ErrorCode.unknown_topic_or_partition:
+            if error.code == ErrorCode.topic_authorization_failed:
+                self._refuse(1, error)
+            elif error.code == ErrorCode.unknown_topic_or_partition:
+                self.result.topics_missing[name] += 1
+            else:
                 raise
-            self.result.topics_missing[name] += 1
             return None
         is_rekeyed = self.plan.edit is not None and not letter.is_bare and key != letter.record.key
         if name == letter.source_topic and letter.source_partition < count and not is_rekeyed:
@@ -462,11 +530,13 @@ class Redrive:
                     if sending.first <= int(offset) <= sending.last:
                         state.done.add(int(offset))
         source = TopicPartition(state.topic, state.partition)
+        records = await self._source_records(source, sending.first, sending.last)
         await self._free(
-            letter
-            for record in await self._source_records(source, sending.first, sending.last)
-            if record.offset in state.done
-            and (letter := parse_dead_letter(*source, record)) is not None
+            [
+                letter
+                async for record, letter in self._letters(source, records)
+                if letter is not None and record.offset in state.done
+            ]
         )
         state.sending = None
         await self._ledger.write(topic_id, state)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
@@ -22,6 +23,8 @@ from shoal.console.live import Streams
 from shoal.console.openid import OpenIdLogin
 from shoal.console.pages import Page, Pages
 from shoal.console.prometheus import Prometheus
+from shoal.console.reading import PAGES_MAX
+from shoal.console.records import TooLarge
 from shoal.console.registries import Registry
 from shoal.console.render import STATIC, compile_templates, render
 from shoal.console.runs import Runs
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
     PageHandler = Callable[[web.Request], Awaitable[Page]]
 
+_Answer = TypeVar("_Answer")
 log = logging.getLogger("shoal.console")
 #: Seconds until open event streams are cut when the console ends.
 SHUTDOWN_S = 1.0
@@ -49,6 +53,7 @@ LINE_BYTES_MAX = 16 << 10
 _TITLES = {
     HTTPStatus.CONFLICT: "Not possible now",
     HTTPStatus.FORBIDDEN: "No right",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "Too large to show",
     HTTPStatus.UNAUTHORIZED: "Not logged in",
 }
 _ABSENT = frozenset(
@@ -74,6 +79,7 @@ class Console:
         self.actors = Actors(client, access)
         self.pages = Pages(client, sampler, self.actors, view, self.kubernetes, self.prometheus)
         self.streams = Streams(sampler)
+        self.reading = asyncio.Semaphore(PAGES_MAX)
         encrypted = access.is_encrypted or access.url.startswith("https:")
         self.sessions = Sessions(is_encrypted=encrypted, hosts=access.hosts)
         self.runs = Runs(sampler.hurry)
@@ -113,10 +119,10 @@ def application(console: Console) -> web.Application:
     }
     still: dict[str, PageHandler] = {
         "topics": pages.topics,
-        "topic": pages.topic,
-        "record": pages.record,
-        "letters": pages.letters,
-        "letter": pages.letter,
+        "topic": _in_turn(console.reading, pages.topic),
+        "record": _in_turn(console.reading, pages.record),
+        "letters": _in_turn(console.reading, pages.letters),
+        "letter": _in_turn(console.reading, pages.letter),
     }
     if console.access.allow_actions:
         live |= {"run": console.forms.run, "actions": console.forms.actions}
@@ -135,9 +141,21 @@ def application(console: Console) -> web.Application:
         app.router.add_post(openid.LOG_OUT, partial(_log_out, console, login))
         logged_out = partial(pages.logged_out, login)
         app.router.add_get(openid.LOGGED_OUT, partial(_page, logged_out, False))
-    app.router.add_get("/payload", pages.payload)
+    app.router.add_get("/payload", _in_turn(console.reading, pages.payload))
     app.router.add_get("/static/{name}", _static)
     return app
+
+
+def _in_turn(
+    turns: asyncio.Semaphore, handler: Callable[[web.Request], Awaitable[_Answer]]
+) -> Callable[[web.Request], Awaitable[_Answer]]:
+    """Return the handler of a page that reads records: few may hold them at a time."""
+
+    async def read(request: web.Request) -> _Answer:
+        async with turns:
+            return await handler(request)
+
+    return read
 
 
 async def _page(handler: PageHandler, is_live: bool, request: web.Request) -> web.Response:
@@ -193,7 +211,7 @@ def _errors_as_pages(pages: Pages) -> Middleware:
             return web.Response(status=error.status, headers=location)
         except web.HTTPException as error:
             status, text = HTTPStatus(error.status), error.text or error.reason
-            kept = ("WWW-Authenticate", "Allow")
+            kept = ("WWW-Authenticate", "Allow", "Retry-After")
             headers = {name: error.headers[name] for name in kept if name in error.headers}
         except ClientError as error:
             status, text = _status(error), _sentence(error)
@@ -218,6 +236,8 @@ def _status(error: ClientError) -> HTTPStatus:
             return HTTPStatus.FORBIDDEN
         if error.code in _ABSENT:
             return HTTPStatus.NOT_FOUND
+    if isinstance(error, TooLarge):
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     return HTTPStatus.SERVICE_UNAVAILABLE if transient(error) else HTTPStatus.BAD_GATEWAY
 
 

@@ -1,6 +1,6 @@
 """Dead letters of one topic: the newest ones, counted by reason, group, source topic and key.
 
-At most `LETTERS_MAX` records and `LETTERS_BYTES_MAX` bytes at the end of the topic are read.
+At most `LETTERS_MAX` records at the end of the topic are read, and what a `Reading` admits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from shoal.client.errors import ClientError
 from shoal.client.redrive_ledger import RedriveLedger
 from shoal.console import records
 from shoal.console.payloads import Masked
+from shoal.console.reading import Reading
 from shoal.console.views import PLAIN
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from shoal.record.offset_set import OffsetSet
 
 LETTERS_MAX = 5_000
-LETTERS_BYTES_MAX = 64 << 20
 SHOWN_MAX = 100
 #: Keys that a page shows, those with the most letters.
 KEYS_MAX = 10
@@ -47,7 +47,8 @@ class Letters:
     """Letters of one topic.
 
     `records` is the number of records in the topic, `read` how many were looked at. The counts are
-    of all letters read, `shown` the newest that the filter matches.
+    of all letters read, `shown` the newest that the filter matches. `reading` has what was not read
+    because batches expand to too much.
     """
 
     topic: str
@@ -61,6 +62,7 @@ class Letters:
     keys_in_all: int = 0
     shown: list[DeadLetter] = field(default_factory=list)
     redriven: dict[int, OffsetSet] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
 
     def is_redriven(self, letter: DeadLetter) -> bool:
         """Whether the ledger has the letter as sent back."""
@@ -79,7 +81,7 @@ async def letters(client: Client, view: View, topic: str, wanted: DeadLetterFilt
     by_key = _ByKey()
     for where, (start, end) in limits.items():
         first = max(start, end - LETTERS_MAX // len(limits))
-        if first < end:
+        if first < end and not found.reading.is_over:
             await _read(client, wanted, found, by_key, where, first, end)
     found.keys_in_all = len(by_key.counts)
     found.keys = await by_key.shown(view, topic)
@@ -139,10 +141,9 @@ async def _read(
     first: int,
     end: int,
 ) -> None:
-    size = 0
     mine: list[DeadLetter] = []
     async for fetched in client.fetcher.range(*where, first, end - 1, chunk_bytes=CHUNK_BYTES):
-        for record in fetched.records():
+        async for record in found.reading.records(fetched):
             found.read += 1
             letter = parse_dead_letter(*where, record)
             if letter is None:
@@ -155,8 +156,7 @@ async def _read(
                 found.matching += 1
                 mine.append(letter)
         del mine[:-SHOWN_MAX]
-        size += len(fetched.data)
-        if size >= LETTERS_BYTES_MAX:
+        if found.reading.is_over:
             break
     found.shown += mine
 

@@ -29,6 +29,8 @@ MASKED_BYTES_MAX = 64 << 10
 SOURCE_TOPIC = ERRORS + "topic"
 #: What stands for a masked field of JSON.
 _MASK = '"[masked]"'
+#: Before JSON: a byte order mark and what Python takes for blanks.
+_BLANKS = "\ufeff \t\r\n\f\v\x1c\x1d\x1e\x1f\x85\xa0"
 _OFF = "This console shows no payloads."
 
 
@@ -149,8 +151,8 @@ def _key(key: bytes | None, rule: Rule) -> bytes | None:
         return key
     if rule.key:
         return _whole(key, rule.why)
-    # Most keys are plain text, which has no fields.
-    if rule.fields and key.lstrip()[:1] in (b"{", b"["):
+    # Most keys are plain text, which has no fields. A byte of these is in UTF-16, too.
+    if rule.fields and all(one in key for one in (b"{", b'"', b":")):
         return _without_fields(key, rule)
     return key
 
@@ -182,7 +184,7 @@ def _without_fields(payload: bytes, rule: Rule) -> bytes:
             f" {MASKED_BYTES_MAX >> 10} KiB are masked as a whole.",
         )
     try:
-        text, count = _masked(payload.decode(), (), rule.fields)
+        text, count = _masked(payload.decode("utf-8-sig"), (), rule.fields)
     except (ValueError, RecursionError):
         return _whole(
             payload,
@@ -265,14 +267,18 @@ class _Masking:
                 return
 
     def _string(self, token: str, path: tuple[str, ...]) -> None:
-        """Mask inside a text that is JSON. One that only begins like JSON is masked as a whole."""
-        inner: str = json.loads(token)
-        if inner.lstrip()[:1] not in ("{", "["):
+        """Mask inside a text that is JSON, or a text of such a text. One that only has characters
+        of JSON is masked as a whole: it may have JSON behind other words."""
+        inner = json.loads(token).lstrip(_BLANKS)
+        is_text = inner.startswith('"')
+        has_fields = all(one in inner for one in '{":')
+        if not (is_text or has_fields or inner.startswith(("{", "["))):
             return
         try:
-            text, count = _masked(inner, path, self._wanted)
+            text, count = _masked(f"[{inner}]" if is_text else inner, path, self._wanted)
+            text = text[1:-1] if is_text else text
         except ValueError:
-            text, count = "[masked]", 1
+            text, count = "[masked]", int(has_fields or not is_text)
         if count:
             self.count += count - 1
             self._replace(self._at, json.dumps(text), self._at + 1)

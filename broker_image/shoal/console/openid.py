@@ -2,8 +2,10 @@
 
 The browser gets a random state, a nonce and a challenge on its way to the provider. It returns
 with a code, which the console exchanges for tokens. The state is valid once, in the browser that
-began the login. The ID token must be signed by a key of the provider, for this console, with the
-nonce. Sources: OpenID Connect Core 1.0 sections 3.1 and 12, RFC 7636, RFC 9207, RFC 9700.
+began the login: all that the console needs to complete it is sealed in a cookie of that browser.
+So requests without a login take no memory here, and cannot push out the logins of others. The ID
+token must be signed by a key of the provider, for this console, with the nonce. Sources: OpenID
+Connect Core 1.0 sections 3.1 and 12, RFC 7636, RFC 9207, RFC 9700.
 
 A login is a signed cookie with a random name; tokens stay in this process. It ends at a log-out,
 after `LOGIN_S_MAX`, or when the provider refuses to renew its access token. A log-out revokes the
@@ -16,17 +18,20 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import json
 import logging
 import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
 from aiohttp import web
+from cryptography.fernet import Fernet, InvalidToken
 
 from shoal.client.secret import NO_SECRET, Secret
+from shoal.console.attempts import Attempts
 from shoal.console.providers import Provider, ProviderError, Refused, reported
 from shoal.console.security import BEARER, LOGIN, TOKEN, USER, Bearer, Ending
 from shoal.security.jwt_tokens import JwtRules, bearer
@@ -41,26 +46,26 @@ log = logging.getLogger("shoal.console")
 RETURN, LOG_OUT, LOGGED_OUT = "/logged-in", "/logout", "/logged-out"
 #: Seconds of a login, and those in which a login at the provider must be complete.
 LOGIN_S_MAX, PENDING_S_MAX = 8 * 3600.0, 600.0
-#: Logins, and logins at the provider, that are kept.
-LOGINS_MAX, PENDING_MAX = 10_000, 10_000
+#: Logins that are kept.
+LOGINS_MAX = 10_000
 #: An access token is renewed this long before it ends, and after a failure not before `RETRY_S`.
 RENEW_S, RETRY_S = 30.0, 10.0
 #: Seconds for which a log-out waits for the provider.
 REVOKE_S_MAX = 3.0
 #: Seconds by which clocks may differ.
 SKEW_S = 30
-#: Characters of the address to which a login returns.
+#: Characters of the address to which a login returns. Sealed, it must fit into a cookie.
 BACK_CHARS_MAX = 2_000
-_RANDOM_CHARS = 43
+#: Characters of a state that name its cookie: a browser may log in at several pages at a time.
+_NAME_CHARS = 16
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A login that waits for the browser to return. `browser` is its cookie."""
+class _Pending(NamedTuple):
+    """A login that waits for the browser to return, as it is sealed in the browser's cookie."""
 
-    browser: str
+    state: str
     nonce: str
-    verifier: Secret
+    verifier: str
     back: str
     begun_at_s: float
 
@@ -106,10 +111,13 @@ class OpenIdLogin:
         self.clock = clock
         self._secret = secrets.token_bytes(32)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
-        self._pending: OrderedDict[str, _Pending] = OrderedDict()
+        self._attempts = Attempts()
+        self._seal = Fernet(Fernet.generate_key())
+        #: States of complete logins, until they are too old for another.
+        self._used: OrderedDict[str, float] = OrderedDict()
         self._is_secure = settings.url.startswith("https:")
         prefix = "__Host-" if self._is_secure else ""
-        self._login_cookie, self._browser_cookie = f"{prefix}shoal-login", f"{prefix}shoal-browser"
+        self._login_cookie, self._pending_prefix = f"{prefix}shoal-login", f"{prefix}shoal-begun-"
 
     async def admit(self, request: web.Request) -> web.StreamResponse | None:
         """Take the user from the cookie, or begin a login. Raises HTTP 401 and 502."""
@@ -140,13 +148,9 @@ class OpenIdLogin:
 
     async def returned(self, request: web.Request) -> web.Response:
         """Complete a login: the provider has sent the browser back. Raises HTTP 400, 401, 502."""
-        pending = self._pending.pop(request.query.get("state", ""), None)
-        browser = request.cookies.get(self._browser_cookie, "")
-        if (
-            pending is None
-            or self.clock() - pending.begun_at_s > PENDING_S_MAX
-            or not hmac.compare_digest(_bytes(pending.browser), _bytes(browser))
-        ):
+        self._attempts.check(request.remote)
+        pending = self._pending(request)
+        if pending is None:
             raise web.HTTPBadRequest(
                 text="This login was used before, took too long, or began in another browser. Open"
                 " the overview to log in."
@@ -160,19 +164,23 @@ class OpenIdLogin:
                     "grant_type": "authorization_code",
                     "code": request.query.get("code", ""),
                     "redirect_uri": self._settings.url + RETURN,
-                    "code_verifier": pending.verifier.reveal(),
+                    "code_verifier": pending.verifier,
                 }
             )
             user = self._user(await self._provider.claims(tokens.id_token), pending.nonce)
         except (Refused, TokenRefused) as error:
             log.warning("login from %s failed: %s", request.remote, error)
+            self._attempts.note_failure(request.remote)
             raise web.HTTPUnauthorized(
                 text=f"The login at {self._settings.issuer} failed: {error}. Open the overview to"
                 " log in again."
             ) from None
         except ProviderError as error:
             raise _unavailable(error) from None
-        return self._logged_in(user, tokens, pending.back)
+        response = self._logged_in(user, tokens, pending.back)
+        self._used[pending.state] = pending.begun_at_s
+        self._set_cookie(response, self._pending_cookie(pending.state), "", 0)
+        return response
 
     async def log_out(self, request: web.Request) -> web.Response:
         """End the login of a request, here and as far as the provider has it for this console."""
@@ -199,18 +207,12 @@ class OpenIdLogin:
             metadata = await self._provider.metadata()
         except ProviderError as error:
             raise _unavailable(error) from None
-        browser = request.cookies.get(self._browser_cookie, "")
-        if len(browser) != _RANDOM_CHARS or not browser.isascii():
-            browser = secrets.token_urlsafe(32)
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         back = request.path_qs
         # Browsers take an address that begins with // for one of another host.
         if len(back) > BACK_CHARS_MAX or back.startswith(("//", "/\\")):
             back = "/"
-        now_s = self.clock()
-        self._pending[state] = _Pending(browser, nonce, Secret(verifier), back, now_s)
-        if len(self._pending) > PENDING_MAX:
-            self._pending.popitem(last=False)
+        pending = _Pending(state, nonce, verifier, back, self.clock())
         challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest())
         query = urlencode(
             {
@@ -227,8 +229,28 @@ class OpenIdLogin:
         mark = "&" if "?" in metadata.authorization_endpoint else "?"
         location = f"{metadata.authorization_endpoint}{mark}{query}"
         response = web.Response(status=302, headers={"Location": location})
-        self._set_cookie(response, self._browser_cookie, browser, int(PENDING_S_MAX))
+        sealed = self._seal.encrypt(json.dumps(pending).encode()).decode()
+        self._set_cookie(response, self._pending_cookie(state), sealed, int(PENDING_S_MAX))
         return response
+
+    def _pending_cookie(self, state: str) -> str:
+        return f"{self._pending_prefix}{state[:_NAME_CHARS]}"
+
+    def _pending(self, request: web.Request) -> _Pending | None:
+        """Return the login that this browser began with the request's state; None if there is none,
+        or if it is complete or too old."""
+        state = request.query.get("state", "")
+        sealed = request.cookies.get(self._pending_cookie(state), "")
+        try:
+            pending = _Pending(*json.loads(self._seal.decrypt(sealed.encode())))
+        except (InvalidToken, ValueError):
+            return None
+        oldest_s = self.clock() - PENDING_S_MAX
+        while self._used and next(iter(self._used.values())) < oldest_s:
+            self._used.popitem(last=False)
+        is_right = hmac.compare_digest(_bytes(pending.state), _bytes(state))
+        is_open = pending.begun_at_s >= oldest_s and pending.state not in self._used
+        return pending if is_right and is_open else None
 
     def _logged_in(self, user: str, tokens: Tokens, back: str) -> web.Response:
         id, ends_at_s = secrets.token_urlsafe(32), self.clock() + LOGIN_S_MAX
@@ -290,8 +312,11 @@ class OpenIdLogin:
         given = claims.get("nonce")
         if not isinstance(given, str) or not hmac.compare_digest(_bytes(given), _bytes(nonce)):
             raise Refused("the ID token belongs to another login")
-        if settings.user_claim == "email" and claims.get("email_verified") is False:
-            raise Refused("the provider has not verified the email address")
+        if settings.user_claim == "email" and claims.get("email_verified") is not True:
+            # Some providers let users choose any address, and say nothing about it.
+            raise Refused(
+                "the ID token does not say that the email address is verified (email_verified)"
+            )
         rules = JwtRules(
             audiences=(settings.client_id,),
             clock_skew_s=SKEW_S,

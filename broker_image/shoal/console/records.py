@@ -1,7 +1,7 @@
 """Browse a topic: records from its end, an offset or a time, that a filter matches.
 
-One request reads at most `SCANNED_MAX` records and `SCANNED_BYTES_MAX` bytes, and ends after
-`SCAN_S`. Its result states where it ended, so that the next request can continue there.
+One request reads what a `Reading` admits, and ends after `SCAN_S`. Its result states where it
+ended, so that the next request can continue there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.cluster import TopicPartition
 from shoal.client.dead_letter_topics import bounds
-from shoal.client.errors import expect
+from shoal.client.errors import ClientError, expect
+from shoal.console.reading import BATCH_BYTES_MAX, RECORDS_MAX, Reading
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from shoal.record.records import Record
 
 SHOWN_MAX = 50
-SCANNED_MAX = 20_000
-SCANNED_BYTES_MAX = 64 << 20
 SCAN_S = 5.0
 #: Bytes of one fetch. A larger batch is fetched alone.
 CHUNK_BYTES = 1 << 20
@@ -63,6 +62,10 @@ class Query:
         )
 
 
+class TooLarge(ClientError):
+    """A record in a batch that expands to more than the console reads."""
+
+
 class Found(NamedTuple):
     where: TopicPartition
     record: Record
@@ -70,13 +73,17 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Browsed:
-    """Records that match. `next_offsets` are where a scan ended before the end of a partition."""
+    """Records that match. `next_offsets` are where a scan ended before the end of a partition.
+
+    `reading` has what was not read because batches expand to too much.
+    """
 
     bounds: dict[TopicPartition, tuple[int, int]]
     records: list[Found] = field(default_factory=list)
     scanned: int = 0
     scanned_bytes: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
 
 
 async def browse(client: Client, view: View, topic: str, query: Query) -> Browsed:
@@ -95,7 +102,7 @@ async def browse(client: Client, view: View, topic: str, query: Query) -> Browse
     deadline = loop.time() + SCAN_S
     for where, first in firsts.items():
         if first < limits[where][1]:
-            records_max = SCANNED_MAX // len(firsts)
+            records_max = RECORDS_MAX // len(firsts)
             await _scan(client, view, query, found, where, first, deadline, records_max)
     newest = query.start == END
     found.records.sort(key=lambda one: (one.record.timestamp_ms, one.record.offset), reverse=newest)
@@ -115,7 +122,7 @@ async def _starts(
     if query.start == TIME:
         listed = expect(await client.admin.topics.offsets(dict.fromkeys(limits, query.at)))
         return {w: o.offset if o.offset >= 0 else limits[w][1] for w, o in listed.items()}
-    last = SCANNED_MAX // max(1, len(limits)) if query.has_filter else SHOWN_MAX
+    last = RECORDS_MAX // max(1, len(limits)) if query.has_filter else SHOWN_MAX
     return {where: max(start, end - last) for where, (start, end) in limits.items()}
 
 
@@ -130,10 +137,13 @@ async def _scan(
     records_max: int,
 ) -> None:
     loop = asyncio.get_running_loop()
-    end = found.bounds[where][1]
+    end, reading = found.bounds[where][1], found.reading
+    if reading.is_over:
+        found.next_offsets[where] = first
+        return
     scanned, mine = 0, []
     async for fetched in client.fetcher.range(*where, first, end - 1, chunk_bytes=CHUNK_BYTES):
-        for record in fetched.records():
+        async for record in reading.records(fetched):
             scanned += 1
             if not query.matches(record):
                 continue
@@ -145,9 +155,10 @@ async def _scan(
         if query.start == END:
             del mine[:-SHOWN_MAX]
         enough = query.start != END and len(mine) > SHOWN_MAX
-        over = scanned >= records_max or found.scanned_bytes >= SCANNED_BYTES_MAX
-        if (enough or over or loop.time() > deadline) and fetched.next_offset < end:
-            found.next_offsets[where] = fetched.next_offset
+        over = scanned >= records_max or reading.is_over
+        ended_at = fetched.next_offset if reading.stopped_at is None else reading.stopped_at
+        if (enough or over or loop.time() > deadline) and ended_at < end:
+            found.next_offsets[where] = ended_at
             break
     found.scanned += scanned
     found.records += mine
@@ -156,13 +167,19 @@ async def _scan(
 async def read(client: Client, view: View, where: TopicPartition, offset: int) -> Record | None:
     """Return what may be shown of one record; None if the log has no record at this offset.
 
-    Raises `KafkaError`, for example if the offset is before or after the log.
+    Raises `KafkaError`, for example if the offset is before or after the log, and `TooLarge`.
     """
     # The fetcher waits for a topic or partition that may soon be created. A reader does not.
     topic = expect(await client.admin.topics.describe([where.topic]))[where.topic]
     topic.partition(where.partition)
+    reading = Reading()
     async for fetched in client.fetcher.range(*where, offset, offset, chunk_bytes=1):
-        for record in fetched.records():
-            if record.offset == offset:
-                return await view.shown(where.topic, record)
+        async for record in reading.records(fetched):
+            return await view.shown(where.topic, record)
+    if reading.left_out:
+        raise TooLarge(
+            f"The batch of record {offset} expands to more than {BATCH_BYTES_MAX >> 20} MiB, which"
+            f" is more than this console reads. Read it with: shoal consume {where.topic}"
+            f" --partition {where.partition} --offset {offset} --max-messages 1"
+        )
     return None

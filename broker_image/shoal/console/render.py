@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from shoal.client.configs import ConfigSource
-from shoal.console import figures, payloads
+from shoal.console import figures, payloads, reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,6 +100,8 @@ def _environment() -> jinja2.Environment:
         "default_of": default_of,
         "source_of": source_of,
         "UNKNOWN": figures.UNKNOWN,
+        "BATCH_BYTES_MAX": reading.BATCH_BYTES_MAX,
+        "EXPANDED_BYTES_MAX": reading.EXPANDED_BYTES_MAX,
     }
     return found
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from shoal.client.secret import Secret
+from shoal.console.attempts import Attempts
 from shoal.console.masks import NO_MASKS, Masks
 from shoal.protocol.errors import ErrorCode
 
@@ -214,6 +215,7 @@ def _hash(password: str) -> bytes:
 
 def guard(access: Access) -> Middleware:
     """Return the middleware that refuses foreign host names and users without a login."""
+    attempts = Attempts()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -227,10 +229,14 @@ def guard(access: Access) -> Middleware:
         if access.login is not None:
             begun = await access.login.admit(request)
             return await handler(request) if begun is None else begun
+        tries = bool(access.users) and "Authorization" in request.headers
+        if tries:
+            attempts.check(request.remote)
         user = _login(access.users, request.headers.get("Authorization", ""))
         if access.users and user is None:
-            if "Authorization" in request.headers:
+            if tries:
                 log.warning("login from %s failed", request.remote)
+                attempts.note_failure(request.remote)
                 await asyncio.sleep(REFUSAL_DELAY_S)
             raise web.HTTPUnauthorized(
                 text="Log in to see the console.",

@@ -66,7 +66,7 @@ def of_client(
     """Append one batch of a producer, or return the position of an earlier duplicate."""
     if not isinstance(batch, ValidatedBatch):
         batch = validate(batch, log.config, now_ms)
-    header, data = batch
+    header, data, _ = batch
     if header.producer_id != NO_PRODUCER_ID:
         duplicate = resent.check(log, header)
         if duplicate is not None:

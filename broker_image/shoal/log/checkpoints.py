@@ -95,13 +95,20 @@ def write_properties(storage: Storage, path: str, values: Mapping[str, str]) -> 
 
 
 def read_partition_metadata(storage: Storage, path: str) -> str | None:
-    """Return the topic id in a `partition.metadata` file (base64, as Kafka writes it), or None."""
+    """Return the topic id in a `partition.metadata` file (base64, as Kafka writes it).
+
+    Return None without the file, or if it is empty or has zeros only, as after a power loss. The
+    text is empty if the file is damaged.
+    """
     try:
-        text = storage.read_file(path).decode()
+        data = storage.read_file(path)
     except FileNotFoundError:
         return None
-    pairs = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
-    return pairs.get("topic_id") if pairs.get("version") == "0" else None
+    if not data.strip(b"\0"):
+        return None
+    lines = data.decode(errors="replace").splitlines()
+    pairs = dict(line.split(": ", 1) for line in lines if ": " in line)
+    return pairs.get("topic_id", "") if pairs.get("version") == "0" else ""
 
 
 def write_partition_metadata(storage: Storage, path: str, topic_id: str) -> None:

@@ -250,10 +250,8 @@ class _Round(Cleaner):
             segment.rename(DELETED)
             if segment is not group[0]:
                 log.snapshots.drop(segment.base_offset)
-            segment.release()
             log.garbage.append(DeletedSegment(segment, "compaction"))
         cleaned.rename("")
-        cleaned.release()
         cleaned.created_ms = group[-1].created_ms
         log.segments[at : at + len(group)] = [cleaned]
         log.bases[at : at + len(group)] = [cleaned.base_offset]

@@ -1,13 +1,16 @@
 """One data directory: its identity, its lock, its checkpoints, and the logs in it.
 
 A log lives in `<topic>-<partition>`, with the topic's id in `partition.metadata`. To delete a log,
-its directory is renamed to `<topic>-<partition>.<number>-delete`, atomically, and removed later.
+its directory is renamed to `<topic>-<partition>.<number>-delete`, atomically, and removed later. A
+log that the metadata does not know is renamed to `<topic>-<partition>.<number>-stray`, and kept:
+the number is the time of that.
 Files and formats are Kafka's: `meta.properties`, `.lock`, `.kafka_cleanshutdown`, and the offset
 checkpoints for recovery points, log start offsets, high watermarks and cleaned offsets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -21,8 +24,9 @@ from shoal.log.checkpoints import (
     write_partition_metadata,
     write_properties,
 )
-from shoal.log.errors import DirectoryInUse
+from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.log.log import Log
+from shoal.log.segment import LOG
 from shoal.log.uuids import uuid_from_text, uuid_text
 
 if TYPE_CHECKING:
@@ -40,6 +44,13 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 DELETE_SUFFIX = "-delete"
+STRAY_SUFFIX = "-stray"
+#: The contents of `meta.properties`, for people.
+_IDENTITY_LINES = (
+    'the lines "version=1", "node.id=" with the id of this node, "cluster.id=" with the id in this'
+    ' file of the other nodes, and for a voter "directory.id=" with the id that'
+    " `kafka-metadata-quorum.sh describe --replication` shows. Nothing was changed."
+)
 #: A directory name is topic, "-" and partition; file systems allow 255 bytes.
 _NAME_MAX = 255
 
@@ -53,7 +64,6 @@ class LogDirectory:
         self.storage = storage
         self.path = path
         self.logs: dict[Partition, Log] = {}
-        self.topic_ids: dict[Partition, UUID] = {}
         #: Whether the last shutdown was clean.
         self.clean = False
         #: The broker epoch before that shutdown; -1 if it is unknown or the shutdown was not clean.
@@ -65,11 +75,14 @@ class LogDirectory:
         self.directory_id = UUID(int=0)
         #: The high watermarks of the last checkpoint; the broker updates them before the next one.
         self.high_watermarks: dict[Partition, int] = {}
+        #: Whether `open` has found no identity and given it one.
+        self.is_new = False
         self._lock: File | None = None
         self._recovery_points: dict[Partition, int] = {}
-        #: The recovery points in the checkpoint file.
-        self._checkpointed: dict[Partition, int] = {}
         self._log_starts: dict[Partition, int] = {}
+        #: The recovery points and the log start offsets in the checkpoint files.
+        self._checkpointed: dict[Partition, int] = {}
+        self._checkpointed_starts: dict[Partition, int] = {}
         self._cleaned: dict[Partition, int] = {}
         self._deleted = 0
 
@@ -81,12 +94,15 @@ class LogDirectory:
         directory_id: UUID,
         its_cluster: bool = False,
         restores: bool = False,
+        first_log: str = "",
     ) -> None:
         """Lock the directory and read its identity. A new directory gets these ids.
 
         With `its_cluster`, a directory of another cluster is refused. Only a restore, which sets
-        `restores`, opens a directory with an unfinished restore. Raises `DirectoryInUse` before
-        anything is written to a directory of another broker.
+        `restores`, opens a directory with an unfinished restore. A new directory has the directory
+        `first_log` before its identity, so that its later absence shows a loss. Raises
+        `DirectoryInUse` before anything is written to a directory of another broker, and
+        `CorruptLog` if the identity is damaged, or is missing beside data.
         """
         mark = restore_mark.read(self.storage, self.path)
         if mark is not None and not mark.complete and not restores:
@@ -101,8 +117,12 @@ class LogDirectory:
             raise DirectoryInUse(
                 f"{self.path} is in use by another broker: stop it, or choose another --data-dir"
             ) from None
-        known = read_properties(self.storage, self._file(META))
+        known = self._read_identity()
         if known is None:
+            self.is_new = True
+            if first_log:
+                self.storage.make_directory(self._file(first_log))
+                self.storage.sync_directory(self.path)
             known = {
                 "version": "1",
                 "cluster.id": cluster_id,
@@ -117,12 +137,55 @@ class LogDirectory:
         self._recovery_points = read_offsets(self.storage, self._file(RECOVERY_POINTS))
         self._checkpointed = dict(self._recovery_points)
         self._log_starts = read_offsets(self.storage, self._file(LOG_STARTS))
+        self._checkpointed_starts = dict(self._log_starts)
         self.high_watermarks = read_offsets(self.storage, self._file(HIGH_WATERMARKS))
         self._cleaned = read_offsets(self.storage, self._file(CLEANED_OFFSETS))
 
     def identity(self) -> Mapping[str, str] | None:
-        """Return `meta.properties`, also before the directory is opened; None without the file."""
-        return read_properties(self.storage, self._file(META))
+        """Return `meta.properties`, also before the directory is opened; None without the file.
+        Raises `CorruptLog`."""
+        try:
+            found = read_properties(self.storage, self._file(META))
+        except UnicodeDecodeError:
+            found = {}
+        missing = {"version", "cluster.id", "node.id"} - (found or {}).keys()
+        if found is not None and missing:
+            raise CorruptLog(
+                f"{self._file(META)} is damaged: it lacks {', '.join(sorted(missing))}. Restore it"
+                f" from a backup, or write it again: {_IDENTITY_LINES}"
+            )
+        return found
+
+    def _read_identity(self) -> Mapping[str, str] | None:
+        """Return `meta.properties`; None if the directory is new. Raises `CorruptLog`."""
+        known = self.identity()
+        if known is None and (names := self.logs_with_data()):
+            self.unlock()
+            raise CorruptLog(
+                f"{self.path} has data ({names[0]}), but {self._file(META)} is missing, which says"
+                " to which cluster it belongs. Restore it from a backup, or write it again:"
+                f" {_IDENTITY_LINES}"
+            )
+        return known
+
+    def logs_with_data(self) -> list[str]:
+        """Return the names of the logs that have any file with contents."""
+        names = [f"{topic}-{index}" for (topic, index), _ in self.found()]
+        return [name for name in names if self.has_data(name)]
+
+    def count_segments(self) -> int:
+        """Return the number of segments of all logs: each needs a descriptor."""
+        directories = (self._file(f"{topic}-{index}") for (topic, index), _ in self.found())
+        return sum(name.endswith(LOG) for path in directories for name in self.storage.names(path))
+
+    def has_data(self, name: str, *suffixes: str) -> bool:
+        """Whether any file of a log, with one of these suffixes if there are some, has contents."""
+        directory = self._file(name)
+        return any(
+            self.storage.size_bytes(f"{directory}/{file}")
+            for file in self.storage.names(directory)
+            if not suffixes or file.endswith(suffixes)
+        )
 
     def note(self, name: str, value: str) -> None:
         """Write a property to `meta.properties`. Raises `OSError`."""
@@ -156,14 +219,18 @@ class LogDirectory:
         self.directory_id = uuid_from_text(known.get("directory.id", "")) or UUID(int=0)
 
     def found(self) -> Iterator[tuple[Partition, UUID | None]]:
-        """Return the partitions that have a directory here, with their topic ids, by name."""
+        """Return the partitions that have a directory here, with their topic ids, by name. An id
+        that is missing or damaged is None."""
         for name in self.storage.names(self.path):
             topic, dash, index = name.rpartition("-")
             directory = self._file(name)
             if not (dash and topic and index.isdigit() and self.storage.is_directory(directory)):
                 continue
-            topic_id = read_partition_metadata(self.storage, f"{directory}/{PARTITION_METADATA}")
-            yield (topic, int(index)), uuid_from_text(topic_id) if topic_id else None
+            try:
+                topic_id = self._topic_id_in(directory)
+            except CorruptLog:  # `open_log` raises it again.
+                topic_id = None
+            yield (topic, int(index)), topic_id
 
     def started(self) -> None:
         """Note the start, before anything is written to a log. From now on only `close` makes a
@@ -176,15 +243,20 @@ class LogDirectory:
     def open_log(
         self, topic: str, index: int, config: LogConfig, *, now_ms: int, topic_id: UUID | None
     ) -> Log:
-        """Open the log of a partition, or create it. Raises `OSError`."""
+        """Open the log of a partition, or create it. Raises `OSError`, and `CorruptLog` if the
+        directory has records of another topic, or does not say of which."""
         partition = (topic, index)
         if partition in self.logs:
             return self.logs[partition]
         directory = self._file(f"{topic}-{index}")
         fresh = not self.storage.exists(directory)
-        if fresh and self._checkpointed.get(partition):
-            # The recovery point of a deleted log of the same name must not apply to this one.
-            self._write_recovery_points()
+        if fresh:
+            self._forget_deleted(partition)
+        known = self._topic_id_in(directory)
+        if topic_id is not None and known not in (None, topic_id):
+            raise CorruptLog(
+                f"{directory} has records of another topic, with id {uuid_text(known)}"
+            )
         log = Log.open(
             self.storage,
             directory,
@@ -195,43 +267,90 @@ class LogDirectory:
             log_start_offset=self._log_starts.get(partition, 0),
             cleaned_to=self._cleaned.get(partition, 0),
         )
-        if topic_id is not None and fresh:
+        if topic_id is not None and known is None:
             # The first sync of records makes it durable, so that many partitions are created fast.
             metadata = f"{directory}/{PARTITION_METADATA}"
             write_partition_metadata(self.storage, metadata, uuid_text(topic_id))
             log.owed_paths.append(metadata)
             log.owed_names.append(self.path)
         self.logs[partition] = log
-        if topic_id is not None:
-            self.topic_ids[partition] = topic_id
         return log
+
+    @property
+    def _checkpoints(self) -> tuple[dict[Partition, int], ...]:
+        return self._recovery_points, self._log_starts, self.high_watermarks, self._cleaned
+
+    def _topic_id_in(self, directory: str) -> UUID | None:
+        """Return the topic id of a log's directory. Return None without the file, or if a power
+        loss emptied it. Raises `CorruptLog`."""
+        path = f"{directory}/{PARTITION_METADATA}"
+        text = read_partition_metadata(self.storage, path)
+        if text is None:
+            return None
+        found = uuid_from_text(text)
+        if found is None:
+            raise CorruptLog(
+                f"{path} is damaged. It has the id of the topic whose records are beside it, in two"
+                ' lines: "version: 0" and "topic_id: ID", with the id that `shoal topics describe`'
+                " shows. Restore it, or move the directory away if other replicas have the records"
+            )
+        return found
+
+    def _forget_deleted(self, partition: Partition) -> None:
+        """Remove a deleted log of this name from the checkpoint files. What they say of it must not
+        apply to the next one, even after a crash. Raises `OSError`."""
+        if self._checkpointed.get(partition):
+            self._write_recovery_points()
+        if self._checkpointed_starts.get(partition) and partition not in self._log_starts:
+            self._write_log_starts()
 
     def delete_log(self, topic: str, index: int) -> str | None:
         """Take a partition's log out of service. Return the path that `purge` removes after
-        file.delete.delay.ms, or None if there is no such log. Raises `OSError`."""
+        file.delete.delay.ms, or None if there is no such log. Raises `OSError`; then the directory
+        is there still."""
         partition = (topic, index)
-        log = self.logs.pop(partition, None)
-        self.topic_ids.pop(partition, None)
-        for known in (self._recovery_points, self.high_watermarks, self._cleaned):
-            known.pop(partition, None)
-        if self._log_starts.pop(partition, 0):
-            # Before the files go: a log of the same name must not start there, even after a crash.
-            self._write_log_starts()
         directory = self._file(f"{topic}-{index}")
-        if log is None and not self.storage.exists(directory):
-            return None
+        log = self.logs.pop(partition, None)
         if log is not None:
             log.offline = True
-            for segment in log.segments:
-                segment.release()
+        for known in self._checkpoints:
+            known.pop(partition, None)
+        if not self.storage.exists(directory):
+            return None
+        # Before the files go: a log of the same name must not start there, even after a crash. A
+        # full disk refuses this, and must not keep what would make room: `open_log` repeats it.
+        with contextlib.suppress(OSError):
+            if self._checkpointed_starts.get(partition):
+                self._write_log_starts()
         while self.storage.exists(staged := self._staged(topic, index)):
             self._deleted += 1
         self.storage.rename(directory, staged)
         self._deleted += 1
         return staged
 
+    def set_aside(self, topic: str, index: int, now_ms: int) -> str:
+        """Rename the directory of a log that is unknown to the metadata and not open, as Kafka
+        does. Return its new path. Raises `OSError`."""
+        while self.storage.exists(path := self._renamed(topic, index, now_ms, STRAY_SUFFIX)):
+            now_ms += 1
+        self.storage.rename(self._file(f"{topic}-{index}"), path)
+        self.storage.sync_directory(self.path)
+        return path
+
+    def strays(self, before_ms: int | None = None) -> list[str]:
+        """Return the directories that `set_aside` has renamed, or only those that it renamed at
+        `before_ms` or earlier. Kafka's names have no time, so theirs are only in the whole list.
+        """
+        names = [n for n in self.storage.names(self.path) if n.endswith(STRAY_SUFFIX)]
+        if before_ms is not None:
+            names = [name for name in names if 0 <= _renamed_ms(name) <= before_ms]
+        return [self._file(name) for name in names]
+
     def _staged(self, topic: str, index: int) -> str:
-        tail = f"-{index}.{self._deleted:032x}{DELETE_SUFFIX}"
+        return self._renamed(topic, index, self._deleted, DELETE_SUFFIX)
+
+    def _renamed(self, topic: str, index: int, number: int, suffix: str) -> str:
+        tail = f"-{index}.{number:032x}{suffix}"
         return self._file(topic[: _NAME_MAX - len(tail)] + tail)
 
     def purge(self, staged: str) -> None:
@@ -269,6 +388,7 @@ class LogDirectory:
     def _write_log_starts(self) -> None:
         starts = {p: at for p, at in self._log_starts.items() if at > 0}
         write_offsets(self.storage, self._file(LOG_STARTS), starts)
+        self._checkpointed_starts = starts
 
     def close(self) -> None:
         """Close all logs, and mark the shutdown as clean unless a log failed. Raises `OSError` if
@@ -297,6 +417,17 @@ class LogDirectory:
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
+
+
+def _renamed_ms(name: str) -> int:
+    """Return the number in a name of `LogDirectory._renamed`; -1 in a name of Kafka's."""
+    digits = name.removesuffix(STRAY_SUFFIX).rpartition(".")[2]
+    try:
+        number = int(digits, 16)
+    except ValueError:
+        return -1
+    # Kafka has random digits here. Times need the last 12 of 32 digits until the year 10895.
+    return number if number < 1 << 48 else -1
 
 
 def _stopped_epoch(marker: bytes) -> int:

@@ -7,9 +7,10 @@
 * `.txnindex`: (version i16, producer id i64, first offset i64, last offset i64, last stable offset
   i64), one entry per aborted transaction, in the order of their markers.
 
-A file is loaded into memory at its first use, and new entries are written at `flush`. Recovery
-rebuilds the entries above the recovery point, so a crash loses none. Zeros at the end of a file,
-which Kafka leaves in an active segment, are ignored.
+A file is loaded into memory at its first use, and new entries are written at `flush`. It is open
+only while it is read, and from a write to the sync of it, so that a segment needs one descriptor:
+that of its records. Recovery rebuilds the entries above the recovery point, so a crash loses none.
+Zeros at the end of a file, which Kafka leaves in an active segment, are ignored.
 """
 
 from __future__ import annotations
@@ -33,66 +34,54 @@ RELATIVE_OFFSET_MAX = 2**31 - 1
 
 
 class _Index:
-    """A file of fixed-size entries, opened and loaded at its first use."""
+    """A file of fixed-size entries, loaded at its first use."""
 
-    __slots__ = (
-        "_dirty",
-        "_file",
-        "_loaded",
-        "_missing",
-        "_storage",
-        "_written",
-        "base_offset",
-        "path",
-    )
+    __slots__ = ("_loaded", "_missing", "_storage", "_unsynced", "_written", "base_offset", "path")
 
     def __init__(self, storage: Storage, path: str, base_offset: int, *, fresh: bool) -> None:
         self._storage = storage
-        self._file: File | None = None
         self._loaded = fresh
         #: The file must still be created, even if it stays empty.
         self._missing = fresh
-        #: Whether it was written to since the last sync.
-        self._dirty = False
+        #: The file, if it was written to since the last sync.
+        self._unsynced: File | None = None
         self._written = 0
         self.path = path
         self.base_offset = base_offset
 
     def _open(self) -> File:
-        if self._file is None:
-            self._file = self._storage.open(self.path, create=True)
-            self._missing = False
-        return self._file
+        file = self._unsynced or self._storage.open(self.path, create=True)
+        self._missing = False
+        return file
 
     def _read(self) -> bytes:
-        if not self._storage.exists(self.path):
+        try:
+            return self._storage.read_file(self.path)
+        except FileNotFoundError:
             return b""
-        file = self._open()
-        return file.read(0, file.size())
 
-    def _trim(self, size: int) -> None:
-        """Truncate the file after its entries: Kafka preallocates an active segment's index."""
-        if self._file is not None and self._file.size() > size:
-            self._file.truncate(size)
+    def _trim(self, data: bytes, size: int) -> None:
+        """Truncate the file, which has `data`, after its entries: Kafka preallocates an active
+        segment's index."""
+        if len(data) > size:
+            self._open().truncate(size)
 
     def _cut(self, size: int) -> None:
-        self._open().truncate(size)
-        self._dirty = True
+        file = self._open()
+        file.truncate(size)
+        self._unsynced = file
 
     def _write(self, at: int, data: bytes) -> None:
-        self._open().write(at, [data])
+        file = self._open()
+        file.write(at, [data])
         # After a power loss, recovery rebuilds an empty file from the batches.
-        self._dirty = self._dirty or bool(data)
+        if data:
+            self._unsynced = file
 
     def unsynced(self) -> File | None:
-        """Return the file if it must be synced, and mark it as synced by the caller."""
-        dirty, self._dirty = self._dirty, False
-        return self._open() if dirty else None
-
-    def release(self) -> None:
-        """Drop the descriptor, which closes with its last user."""
-        if not self._dirty:
-            self._file = None
+        """Return the file if it must be synced, and leave that to the caller."""
+        file, self._unsynced = self._unsynced, None
+        return file
 
 
 class OffsetIndex(_Index):
@@ -117,7 +106,7 @@ class OffsetIndex(_Index):
         self._offsets, self._positions = offsets[:count], positions[:count]
         self._written = count
         self._loaded = True
-        self._trim(count * OFFSET_ENTRY_SIZE)
+        self._trim(data, count * OFFSET_ENTRY_SIZE)
 
     def __len__(self) -> int:
         if not self._loaded:
@@ -188,7 +177,6 @@ class OffsetIndex(_Index):
         if self._loaded and self._written == len(self._offsets):
             self._offsets, self._positions = array("I"), array("I")
             self._loaded = False
-            self.release()
 
 
 class TimeIndex(_Index):
@@ -215,7 +203,7 @@ class TimeIndex(_Index):
         self._timestamps, self._offsets = timestamps, offsets
         self._written = len(timestamps)
         self._loaded = True
-        self._trim(self._written * TIME_ENTRY_SIZE)
+        self._trim(data, self._written * TIME_ENTRY_SIZE)
 
     def __len__(self) -> int:
         if not self._loaded:
@@ -270,7 +258,6 @@ class TimeIndex(_Index):
         if self._loaded and self._written == len(self._offsets):
             self._timestamps, self._offsets = array("q"), array("I")
             self._loaded = False
-            self.release()
 
 
 class AbortedTransaction(NamedTuple):
@@ -301,10 +288,11 @@ class TransactionIndex(_Index):
     def entries(self) -> list[AbortedTransaction]:
         """Return all of them, ordered by the offset of their marker."""
         if not self._loaded:
-            self._entries = parse_aborted(self._read())
+            data = self._read()
+            self._entries = parse_aborted(data)
             self._written = len(self._entries)
             self._loaded = True
-            self._trim(self._written * _ABORTED.size)
+            self._trim(data, self._written * _ABORTED.size)
         return self._entries
 
     def extend(self, aborted: Iterable[AbortedTransaction]) -> None:

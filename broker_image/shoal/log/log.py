@@ -301,5 +301,3 @@ class Log(LogState):
         # Its name need not be durable: recovery can use an older snapshot and the batches.
         self.snapshots.write(self.log_end_offset, self.producers, self.bases)
         self.sync(synced)
-        for segment in self.segments:
-            segment.release()

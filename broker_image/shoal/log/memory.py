@@ -207,6 +207,9 @@ class MemoryStorage:
         # The rename follows the data, so a crash leaves the old or the new file, never a part.
         node.sync()
 
+    def size_bytes(self, path: str) -> int:
+        return 0 if path in self._directories else len(self._node(path, False).data)
+
     def modified_ms(self, path: str) -> int:
         return self._node(path, False).modified_ms
 

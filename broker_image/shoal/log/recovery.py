@@ -104,7 +104,6 @@ def _finish_swap(log: LogState, base_offset: int, now_ms: int) -> None:
             for kind in FILES:
                 storage.remove(f"{directory}/{file_name(int(name[:20]), kind)}")
     swapped.rename("")
-    swapped.release()
 
 
 def _open_segments(log: LogState, now_ms: int, log_start_offset: int) -> None:
@@ -158,7 +157,6 @@ def _recover(log: LogState, recovery_point: int) -> int:
             break
     for segment in log.segments[at:]:
         segment.remove()
-        segment.release()
     del log.segments[at:], log.bases[at:]
     return min(recovery_point, log.log_end_offset)
 

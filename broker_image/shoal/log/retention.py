@@ -106,7 +106,6 @@ def _remove_oldest(log: LogState, count: int, reason: str) -> list[DeletedSegmen
         segment.rename(DELETED)
         del log.segments[0], log.bases[0]
         log.snapshots.drop(segment.base_offset)
-        segment.release()
         gone.append(DeletedSegment(segment, reason))
     log.forget_positions()
     return gone

@@ -294,11 +294,6 @@ class Segment:
         self.time_index.path = self.path(TIME_INDEX)
         self.txn_index.path = self.path(TXN_INDEX)
 
-    def release(self) -> None:
-        """Drop the descriptors, which close with their last user."""
-        for index in (self.offset_index, self.time_index, self.txn_index):
-            index.release()
-
     def unload(self) -> None:
         """Free the memory of the indexes of a segment without readers."""
         self.offset_index.unload()

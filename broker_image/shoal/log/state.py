@@ -205,8 +205,9 @@ class LogState:
             raise OffsetOutOfRange(offset, self.log_start_offset, self.log_end_offset)
         if offset <= self.log_start_offset:
             return False
-        self.log_start_offset = offset
+        # First what the disk may refuse, so that the caller can repeat it.
         self.epochs.truncate_from_start(offset)
+        self.log_start_offset = offset
         self.cleaned_to = max(self.cleaned_to, offset)
         return True
 

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Storage(Protocol):
     def is_directory(self, path: str) -> bool: ...
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its parents, unless it exists."""
+        """Create a directory and its parents, unless it exists. Only this user may read it: logs
+        have everybody's records, and the metadata has credentials."""
 
     def rename(self, path: str, to: str) -> None:
         """Rename a file or directory. An existing file `to` is replaced atomically."""
@@ -90,6 +92,9 @@ class Storage(Protocol):
 
     def replace_file(self, path: str, data: Buffer, *, sync: bool) -> None:
         """Replace a small file atomically: readers see the old or the new contents."""
+
+    def size_bytes(self, path: str) -> int:
+        """Return the size of a file; 0 for a directory. Raises `FileNotFoundError`."""
 
     def modified_ms(self, path: str) -> int:
         """Return the time of the last write, in epoch milliseconds."""
@@ -182,7 +187,7 @@ class DiskStorage:
         return os.path.isdir(path)
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, mode=0o700, exist_ok=True)
 
     def rename(self, path: str, to: str) -> None:
         os.replace(path, to)
@@ -222,6 +227,10 @@ class DiskStorage:
         os.replace(aside, path)
         if sync:
             self.sync_directory(os.path.dirname(path))
+
+    def size_bytes(self, path: str) -> int:
+        found = os.stat(path)
+        return 0 if stat.S_ISDIR(found.st_mode) else found.st_size
 
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000

@@ -92,6 +92,5 @@ def _void(log: LogState) -> None:
 def _drop(log: LogState, segment: Segment) -> None:
     """Remove a segment at once, so that no reader sees it again."""
     segment.remove()
-    segment.release()
     if segment.base_offset:
         log.snapshots.drop(segment.base_offset)

@@ -59,10 +59,12 @@ _NO_KEY = "This record has no key, and the topic is compacted."
 
 
 class ValidatedBatch(NamedTuple):
-    """A valid batch as it is stored. `data` are the received bytes if nothing had to change."""
+    """A valid batch as it is stored. `data` are the received bytes if nothing had to change.
+    `expanded_bytes` is what its compressed records expanded to, 0 without compression."""
 
     header: BatchHeader
     data: Buffer
+    expanded_bytes: int = 0
 
 
 def is_large(data: Buffer, inline_bytes_max: int) -> bool:
@@ -106,7 +108,8 @@ def validate(
             raise _invalid(f"the records expand past {EXPANDED_BYTES_MAX} bytes") from None
         with space[:size] as body:
             found = _walk(body, header, config, now_ms)
-            return _stored(data, header, body, found, config)
+            stored = _stored(data, header, body, found, config)
+            return stored._replace(expanded_bytes=size)
 
 
 @contextmanager

@@ -257,6 +257,10 @@ log.flush.interval.ms long - - cluster-wide
     applies.
 log.flush.scheduler.interval.ms long long-max -
     Maximum time until records are synced to disk if log.flush.interval.ms is unset.
+shoal.log.stray.retention.ms long -1 -1..
+    Milliseconds for which a broker keeps a log that the metadata does not know. When it starts, it
+    renames such directories to -stray. They are of topics that were deleted while it was down, or
+    of metadata that was lost. -1 means that they are kept until you remove them.
 shoal.log.dir.max.bytes long long-max 1..
     Maximum size of the logs of this broker. While they have as many bytes, produce requests for
     other than internal topics are refused with KAFKA_STORAGE_ERROR, which clients retry. Records

@@ -30,7 +30,7 @@ from shoal.security.principal_mapping import PrincipalMapper
 Check = Callable[[Any], str | None]
 
 _COMMA = re.compile(r"\s*,\s*")
-_RANGE = re.compile(r"(-?[\d.]+?)\.\.(-?[\d.]*)")
+_RANGE = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)?")
 _THROTTLED = re.compile(r"\d+:\d+")
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DURATION = re.compile(

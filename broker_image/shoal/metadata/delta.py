@@ -107,6 +107,33 @@ def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
     )
 
 
+def combine(deltas: Iterable[MetadataDelta], image: MetadataImage) -> MetadataDelta:
+    """Return one delta that names what `deltas` changed, as it is in `image`, the newest one.
+
+    It is for a listener that could not apply those deltas, or only a part of each. Access control
+    entries are not in it: they are counted, and counting in memory cannot fail.
+    """
+    known, every = image.topics_by_id, list(deltas)
+    created = {t.topic_id for delta in every for t in delta.created} & known.keys()
+    before = {old.topic_id: old for delta in reversed(every) for old, _ in delta.changed}
+    changed = [(old, known[id]) for id, old in before.items() if id in known and id not in created]
+    return MetadataDelta(
+        created=tuple(sorted(known[id] for id in created)),
+        deleted=tuple(topic for delta in every for topic in delta.deleted),
+        changed=tuple(sorted(changed, key=lambda pair: pair[1].name)),
+        configs=_union(delta.configs for delta in every),
+        brokers=_union(delta.brokers for delta in every),
+        features=_union(delta.features for delta in every),
+        client_quotas=_union(delta.client_quotas for delta in every),
+        scram_credentials=_union(delta.scram_credentials for delta in every),
+        delegation_tokens=_union(delta.delegation_tokens for delta in every),
+    )
+
+
+def _union(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple(sorted({one for part in parts for one in part}, key=str))
+
+
 def _acl_changes(
     before: Mapping[UUID, Acl], changes: Mapping[UUID, Acl | None]
 ) -> tuple[tuple[Acl, ...], tuple[Acl, ...]]:

@@ -7,6 +7,8 @@ import re
 NAME_SIZE_MAX = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 METADATA_TOPIC = "__cluster_metadata"
+#: The directory of its only partition.
+METADATA_LOG = f"{METADATA_TOPIC}-0"
 #: Topics that brokers write; Metadata marks them as internal.
 REMOTE_LOG_METADATA = "__remote_log_metadata"
 INTERNAL_TOPICS = (

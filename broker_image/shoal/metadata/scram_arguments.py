@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SALT_SIZE = 24
 _NAMES = ("name", "password", "saltedpassword", "salt", "iterations")
-_ARGUMENT = re.compile(r"\s*(?P<mechanism>[^=\[]*)=\[(?P<components>.*)\]\s*", re.DOTALL)
+_ARGUMENT = re.compile(r"(?P<mechanism>[^=\[]*)=\[(?P<components>.*)\]", re.DOTALL)
 _COMPONENT = re.compile(r'([^=,]*)=("[^"]*"(?=,|$)|[^,]*)(?:,|$)')
 
 
@@ -33,7 +33,7 @@ class InvalidScramArgument(Exception):
 
 def parse(argument: str, random_bytes: Callable[[int], bytes]) -> MetadataRecord:
     """Return the record of the user in an argument. Raises `InvalidScramArgument`."""
-    found = _ARGUMENT.fullmatch(argument)
+    found = _ARGUMENT.fullmatch(argument.strip())
     if found is None:
         raise InvalidScramArgument("It must be of the form MECHANISM=[name=…,password=…].")
     mechanism = SCRAM_MECHANISMS.get(found["mechanism"])

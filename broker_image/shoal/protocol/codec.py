@@ -26,6 +26,7 @@ from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
 from shoal.protocol import compiler, length_check
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
 from shoal.protocol.features import KEY_HASH_MAX as KEY_HASH_MAX
 from shoal.protocol.features import KEY_HASH_VERSION
@@ -42,7 +43,43 @@ _DURATIONS = {
 }
 #: Maximum entries of all arrays of a request. An entry needs two bytes on the wire but tens of
 #: microseconds in a handler. With only a size limit one request could block the broker for minutes.
-ENTRIES_MAX = 100_000
+#: Ten thousand topics of one partition each are 20,000 entries.
+ENTRIES_MAX = 40_000
+#: The same for Produce and the requests of share groups, which have parsers of their own.
+WHOLE_ENTRIES_MAX = 20_000
+#: The controller refuses to change more at once, as Kafka's does (MAX_RECORDS_PER_USER_OP).
+_CHANGES_MAX = 10_000
+#: Lower limits. A follower may fetch 10,000 partitions, and a tool may ask for the configs of as
+#: many topics.
+_ENTRIES_MAX_OF: dict[int, int] = {
+    ApiKey.FETCH: 25_000,
+    ApiKey.LIST_GROUPS: 100,
+    ApiKey.CREATE_TOPICS: _CHANGES_MAX,
+    ApiKey.DELETE_TOPICS: _CHANGES_MAX,
+    ApiKey.WRITE_TXN_MARKERS: _CHANGES_MAX,
+    ApiKey.DESCRIBE_CONFIGS: 20_000,
+    ApiKey.DELETE_ACLS: _CHANGES_MAX,
+    ApiKey.ALTER_CONFIGS: _CHANGES_MAX,
+    ApiKey.CREATE_PARTITIONS: _CHANGES_MAX,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _CHANGES_MAX,
+    ApiKey.CREATE_DELEGATION_TOKEN: 1_000,
+    ApiKey.DESCRIBE_GROUPS: 20_000,
+    ApiKey.DELETE_GROUPS: 20_000,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: 20_000,
+    ApiKey.SHARE_GROUP_DESCRIBE: 20_000,
+    ApiKey.STREAMS_GROUP_DESCRIBE: 20_000,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: 30_000,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _CHANGES_MAX,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: 100,
+    ApiKey.ALTER_CLIENT_QUOTAS: _CHANGES_MAX,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _CHANGES_MAX,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: 15_000,
+    # An answer has 2,000 partitions at most.
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 10_000,
+}
+#: The same for a request with strings that are not UTF-8, or other odd values. Reading these takes
+#: ten times as long. No client needs more.
+ODD_ENTRIES_MAX = 10_000
 #: Maximum size of a body without client records: `ENTRIES_MAX` entries of a usual size. Only
 #: Produce may be larger, up to the frame limit, and it has its own parser.
 BODY_SIZE_MAX = 8 << 20
@@ -257,33 +294,37 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
     try:
         if api_key in _PLAIN_TIMES:
             struct = struct_of(entity(api_key, version, kind))
-            return _as_attributes(compiler.reader(struct)(memoryview(buf), at)[0])
+            body, _ = compiler.reader(struct)(memoryview(buf), at)
+            _check_nulls(struct, body)
+            return _as_attributes(body)
+        is_request = kind is EntityType.request
         try:
-            return _reader(api_key, version, kind is EntityType.request)(buf, at)[0]
+            return _reader(api_key, version, is_request)(buf, at)[0]
         except KeyError:  # kio does not have the tag
-            own = _with_own_tags(api_key, version, kind, memoryview(buf), at)
-            if own is not None:
-                return own
-            clean = _without_unknown_tags(api_key, version, kind, memoryview(buf), at)
-            return _reader(api_key, version, kind is EntityType.request)(clean, 0)[0]
-    except _MALFORMED as error:
+            pass
+        except _MALFORMED:
+            if is_request:
+                _length_check(api_key, version, True)(buf, at, ODD_ENTRIES_MAX)
+        return _read_leniently(api_key, version, kind, memoryview(buf), at)
+    except (WireError, *_MALFORMED) as error:
         name = api_key_map.get(api_key, str(api_key))
-        raise WireError(f"{name} v{version}: {type(error).__name__}: {error}") from None
+        kind_of_error = "" if isinstance(error, WireError) else f"{type(error).__name__}: "
+        raise WireError(f"{name} v{version}: {kind_of_error}{error}") from None
 
 
-def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
-    """Return the body with `OWN_TAGS` fields as attributes of its structs, if it has some."""
+def _read_leniently(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
+    """Parse a body that kio does not take: it has tags beyond its schema, which readers ignore
+    (KIP-482), strings that are not UTF-8, or truth values other than 0 and 1. `OWN_TAGS` become
+    attributes of their structs.
+    """
+    cls = entity(api_key, version, kind)
+    struct = struct_of(cls)
+    body, _ = compiler.reader(struct)(buf, at)
+    _check_nulls(struct, body)
     defaults = {
         f.name: f.default for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields
     }
-    if not defaults:
-        return None
-    struct = struct_of(entity(api_key, version, kind))
-    body, _ = compiler.reader(struct)(buf, at)
-    if not _has(body, defaults):
-        return None
-    _check_nulls(struct, body)
-    return _as_attributes(body)
+    return _as_attributes(body) if _has(body, defaults) else _builder(cls)(body)
 
 
 def _check_nulls(struct: Struct, body: Mapping[str, Any]) -> None:
@@ -315,31 +356,23 @@ def _as_attributes(value: Any) -> Any:
     return [_as_attributes(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _without_unknown_tags(
-    api_key: int, version: int, kind: Kind, buf: memoryview, at: int
-) -> bytes:
-    """Return the body without tagged fields that its schema lacks, as readers ignore them
-    (KIP-482).
-    """
-    struct = struct_of(entity(api_key, version, kind))
-    body, _ = compiler.reader(struct)(buf, at)
-    out = bytearray()
-    compiler.writer(struct)(out, body)
-    return bytes(out)
+def largest_count(api_key: int) -> int:
+    """Return how many entries all arrays of a request may have together."""
+    return _ENTRIES_MAX_OF.get(api_key, ENTRIES_MAX)
 
 
 def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """Parse a request body of bounded size.
 
-    All arrays together may have `ENTRIES_MAX` entries, and only nullable ones may be null. The body
-    is checked before it is parsed: kio allocates memory for as many entries as an array claims.
-    Four bytes of a hostile request could otherwise end the process.
+    All arrays together may have `ENTRIES_MAX` entries, in some APIs fewer, and only nullable ones
+    may be null. The body is checked before it is parsed: kio allocates memory for as many entries
+    as an array claims. Four bytes of a hostile request could otherwise end the process.
     """
     name = api_key_map.get(api_key)
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
-        _length_check(api_key, version, True)(buf, at, ENTRIES_MAX)
+        _length_check(api_key, version, True)(buf, at, largest_count(api_key))
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.request, buf, at)
@@ -393,7 +426,9 @@ def struct_of(cls: Any) -> Struct:
     return Struct(cls.__name__, bool(cls.__flexible__), fields + own)
 
 
-def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+def _item_type(hint: Any) -> tuple[Any, bool, bool]:
+    """Return the type of a field, or of an array's items, whether it is an array, and whether it is
+    nullable."""
     array = nullable = False
     while True:
         origin = typing.get_origin(hint)
@@ -403,7 +438,11 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
         elif origin is tuple:
             array, hint = True, typing.get_args(hint)[0]
         else:
-            break
+            return hint, array, nullable
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+    hint, array, nullable = _item_type(hint)
     name = field.name
     wire = field.metadata.get("kafka_type")
     kind: str | Struct = struct_of(hint) if wire is None else _DURATIONS.get(wire, wire)
@@ -427,6 +466,53 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return timestamp_ms(value)
     return value
+
+
+@cache
+def _builder(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """Return a function that makes kio's entity of a body that `compiler.reader` has parsed."""
+    hints = typing.get_type_hints(cls)
+    plans = []
+    # The struct's own tags come after kio's fields.
+    for field, layout in zip(dataclasses.fields(cls), struct_of(cls).fields, strict=False):
+        item_type, array, nullable = _item_type(hints[field.name])
+        make = _maker(field.metadata.get("kafka_type"), item_type, nullable=nullable)
+        plans.append((field.name, layout.name, make, array))
+
+    def build(body: Mapping[str, Any]) -> Any:
+        values = {}
+        for name, key, make, array in plans:
+            value = body[key]
+            if value is not None and array:
+                value = tuple(value if make is None else map(make, value))
+            elif value is not None and make is not None:
+                value = make(value)
+            values[name] = value
+        return cls(**values)
+
+    return build
+
+
+def _maker(wire: str | None, item_type: Any, *, nullable: bool) -> Callable[[Any], Any] | None:
+    """Return the function that makes kio's value of a plain one; None where they are the same."""
+    if wire is None:
+        return _builder(item_type)
+    if wire == "error_code":
+        return typing.cast("Callable[[Any], Any]", item_type)
+    if wire not in _DURATIONS:
+        return None
+    make = _instant if wire == "datetime_i64" else _duration
+    return lambda value: None if nullable and value == -1 else make(value)
+
+
+def _duration(milliseconds: int) -> datetime.timedelta:
+    """Return kio's duration. One of millions of years becomes the longest that there is."""
+    low, high = ms(datetime.timedelta.min), ms(datetime.timedelta.max)
+    return max(low, min(milliseconds, high)) * _MILLISECOND
+
+
+def _instant(milliseconds: int) -> datetime.datetime:
+    return _EPOCH + milliseconds * _MILLISECOND
 
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
-from shoal.protocol.errors import WireError
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.protocol.schema import FIXED, Field, Struct
+from shoal.protocol.text import decode
 
 Writer = Callable[[bytearray, Mapping[str, Any]], None]
 Reader = Callable[[memoryview, int], tuple[dict[str, Any], int]]
@@ -24,6 +25,8 @@ Reader = Callable[[memoryview, int], tuple[dict[str, Any], int]]
 _writers: dict[int, tuple[Writer, Struct]] = {}
 _readers: dict[int, tuple[Reader, Struct]] = {}
 NO_UUID = bytes(16)
+#: The longest string in bytes. Kafka refuses longer ones in flexible messages, too.
+STRING_SIZE_MAX = 2**15 - 1
 
 
 def put_uvarint(out: bytearray, value: int) -> None:
@@ -95,6 +98,12 @@ def _put_sized(out: bytearray, value: Any, compact: bool, short: bool) -> None:
             out.append(size + 1)
         else:
             put_uvarint(out, size + 1)
+    elif short and size > STRING_SIZE_MAX:
+        # The replacements of bytes that are not UTF-8 take three bytes each (`text`).
+        raise ApiError(
+            ErrorCode.unknown_server_error,
+            f"A string has {size} bytes. It may have {STRING_SIZE_MAX}.",
+        )
     else:
         out += size.to_bytes(2 if short else 4, "big")
     out += value
@@ -140,6 +149,7 @@ class Source:
             "from_bytes": int.from_bytes,
             "uuid_bytes": _uuid_bytes,
             "uuid": _uuid,
+            "decode": decode,
             "WireError": WireError,
         }
 
@@ -306,7 +316,7 @@ def _bounded(function: Reader) -> Reader:
     def read(buf: memoryview, at: int) -> tuple[dict[str, Any], int]:
         try:
             return function(buf, at)
-        except (IndexError, UnicodeDecodeError, _struct.error) as error:
+        except (IndexError, _struct.error) as error:
             raise WireError(f"the message does not fit its layout: {error}") from None
 
     return read
@@ -357,7 +367,7 @@ def _read_one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> No
     else:
         src.add(f"x, at = get_sized(buf, at, {flexible}, {kind == 'string'})", depth)
         if kind == "string":
-            src.add("if x is not None: x = x.decode()", depth)
+            src.add("if x is not None: x = decode(x)", depth)
 
 
 def _read_tagged(src: Source, tagged: list[Field]) -> None:

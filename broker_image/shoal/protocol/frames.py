@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shoal.protocol import codec, compiler
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
+from shoal.protocol.text import decode
 
 _HEAD = struct.Struct(">hhih")
 _SIZED = struct.Struct(">ii")
@@ -46,12 +47,9 @@ def read_request_header(
         raise WireError(f"a request of {size} bytes has no header")
     api_key, version, correlation_id, length = _HEAD.unpack_from(frame)
     at = 10 + max(length, 0)
-    if at > size or length < -1:
+    if at > size:
         raise WireError(f"a client id of {length} bytes in a request of {size}")
-    try:
-        client_id = None if length < 0 else str(frame[10:at], "utf-8")
-    except UnicodeDecodeError:
-        raise WireError("a client id that is not UTF-8") from None
+    client_id = None if length < 0 else decode(frame[10:at])
     if version in (codec.known_versions(api_key) if supported is None else supported):
         if codec.flexible(api_key, version):
             at = at + 1 if at < size and frame[at] == 0 else _skip_tags(memoryview(frame), at)

@@ -1,9 +1,10 @@
 """Bounds check of a message before it is parsed.
 
 The check walks a message without decoding it. It verifies that arrays hold the bytes that they
-claim, and that all arrays together have at most a given number of entries. The codec runs it on
-every request before a parser trusts the lengths in it. A check is compiled from a `Struct`, as
-readers and writers are (see `compiler`). It allocates no memory.
+claim, that all arrays together have at most a given number of entries, and that no string is longer
+than Kafka admits. The codec runs it on every request before a parser trusts the lengths in it. A
+check is compiled from a `Struct`, as readers and writers are (see `compiler`). It allocates no
+memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import struct as _struct
 from collections.abc import Callable
 from typing import Any
 
-from shoal.protocol.compiler import Source, fixed_runs, is_fixed, read_size
+from shoal.protocol.compiler import STRING_SIZE_MAX, Source, fixed_runs, is_fixed, read_size
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import FIXED, Field, Struct
 
@@ -96,6 +97,8 @@ def _one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> None:
         src.add(f"at += {_WIDTH[kind]}", depth)
     else:
         read_size(src, "m", flexible, kind == "string", depth)
+        if kind == "string" and flexible:
+            src.add(f"if m > {STRING_SIZE_MAX}: raise WireError(f'a string of {{m}} bytes')", depth)
         src.add("if m > 0: at += m", depth)
 
 

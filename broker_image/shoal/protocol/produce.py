@@ -13,9 +13,10 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from shoal.protocol.codec import ENTRIES_MAX
-from shoal.protocol.compiler import get_uvarint, put_uvarint
+from shoal.protocol.codec import WHOLE_ENTRIES_MAX
+from shoal.protocol.compiler import STRING_SIZE_MAX, get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
+from shoal.protocol.text import decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ def read(version: int, frame: memoryview, at: int) -> ProduceRequest:
         if version >= FLEXIBLE_FROM:
             return _read_flexible(version, frame, at)
         return _read_plain(frame, at)
-    except (IndexError, struct.error, UnicodeDecodeError) as error:
+    except (IndexError, struct.error) as error:
         raise WireError(f"a produce request that does not fit its layout: {error}") from None
 
 
@@ -70,11 +71,11 @@ def _read_flexible(version: int, frame: memoryview, at: int) -> ProduceRequest:
     size, at = get_uvarint(frame, at)
     transactional_id = None
     if size:
-        transactional_id = str(_slice(frame, at, size - 1), "utf-8")
+        transactional_id = _text(frame, at, size - 1)
         at += size - 1
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
     count, at = get_uvarint(frame, at + 6)
-    _bounded(count - 1, _TOPIC_SIZE_MIN, frame, at)
+    left = _bounded(count - 1, _TOPIC_SIZE_MIN, frame, at, WHOLE_ENTRIES_MAX)
     topics = []
     for _ in range(count - 1):
         name, topic_id = "", None
@@ -85,10 +86,10 @@ def _read_flexible(version: int, frame: memoryview, at: int) -> ProduceRequest:
             size, at = get_uvarint(frame, at)
             if not size:
                 raise WireError("a topic without a name")
-            name = str(_slice(frame, at, size - 1), "utf-8")
+            name = _text(frame, at, size - 1)
             at += size - 1
         entries, at = get_uvarint(frame, at)
-        _bounded(entries - 1, _PARTITION_SIZE_MIN, frame, at)
+        left = _bounded(entries - 1, _PARTITION_SIZE_MIN, frame, at, left)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(entries - 1):
             index = _INT.unpack_from(frame, at)[0]
@@ -110,20 +111,20 @@ def _read_plain(frame: memoryview, at: int) -> ProduceRequest:
     at += 2
     transactional_id = None
     if size >= 0:
-        transactional_id = str(_slice(frame, at, size), "utf-8")
+        transactional_id = _text(frame, at, size)
         at += size
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
     count = _INT.unpack_from(frame, at + 6)[0]
     at += 10
-    _bounded(count, _TOPIC_SIZE_MIN, frame, at)
+    left = _bounded(count, _TOPIC_SIZE_MIN, frame, at, WHOLE_ENTRIES_MAX)
     topics = []
     for _ in range(count):
         size = _SHORT.unpack_from(frame, at)[0]
-        name = str(_slice(frame, at + 2, size), "utf-8")
+        name = _text(frame, at + 2, size)
         at += 2 + size
         entries = _INT.unpack_from(frame, at)[0]
         at += 4
-        _bounded(entries, _PARTITION_SIZE_MIN, frame, at)
+        left = _bounded(entries, _PARTITION_SIZE_MIN, frame, at, left)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(entries):
             index = _INT.unpack_from(frame, at)[0]
@@ -144,9 +145,19 @@ def _slice(frame: memoryview, at: int, size: int) -> memoryview:
     return frame[at : at + size]
 
 
-def _bounded(count: int, size_min: int, frame: memoryview, at: int) -> None:
-    if count > ENTRIES_MAX or count * size_min > len(frame) - at:
+def _text(frame: memoryview, at: int, size: int) -> str:
+    if size > STRING_SIZE_MAX:
+        raise WireError(f"a string of {size} bytes")
+    return decode(_slice(frame, at, size))
+
+
+def _bounded(count: int, size_min: int, frame: memoryview, at: int, left: int) -> int:
+    """Return how many of the `left` entries are left after an array of `count`."""
+    if count < 0:
+        raise WireError("an array is null")
+    if count > left or count * size_min > len(frame) - at:
         raise WireError(f"{count} entries in {len(frame) - at} bytes")
+    return left - count
 
 
 def _skip_tags(frame: memoryview, at: int) -> int:

@@ -15,9 +15,15 @@ from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from shoal.protocol.codec import ENTRIES_MAX, RELEASE_DELAY_TAG, UNDELIVERED_TAG
-from shoal.protocol.compiler import get_uvarint, put_uvarint
+from shoal.protocol.codec import (
+    BODY_SIZE_MAX,
+    RELEASE_DELAY_TAG,
+    UNDELIVERED_TAG,
+    WHOLE_ENTRIES_MAX,
+)
+from shoal.protocol.compiler import STRING_SIZE_MAX, get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
+from shoal.protocol.text import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +57,10 @@ _TOPIC_SIZE_MIN, _PARTITION_SIZE_MIN, _BATCH_SIZE_MIN = 18, 6, 18
 
 #: Up to this number of batches it is faster to parse them one by one.
 _FEW = 4
+
+
+#: Maximum acknowledgements of a partition: one for each record that may be locked, and more.
+BATCHES_MAX = 100_000
 
 
 class InFlightState(IntEnum):
@@ -87,7 +97,7 @@ class InFlight(NamedTuple):
 
 
 uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
-_text_of = lru_cache(4096)(lambda data: str(data, "utf-8"))
+_text_of = lru_cache(4096)(decode)
 
 #: First offset, last offset, and acknowledge types: one for all or one per offset. Shoal's client
 #: may add the delay of a release in milliseconds.
@@ -147,6 +157,7 @@ class PartitionError(NamedTuple):
 
 def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
     """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
+    _check_size(frame)
     try:
         group_id, at = _id(frame, at)
         member_id, at = _id(frame, at)
@@ -181,6 +192,7 @@ def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
 
 def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowledgeRequest:
     """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
+    _check_size(frame)
     try:
         group_id, at = _id(frame, at)
         member_id, at = _id(frame, at)
@@ -200,6 +212,11 @@ def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowled
     return ShareAcknowledgeRequest(group_id, member_id, epoch, renew, topics, bool(undelivered))
 
 
+def _check_size(frame: memoryview) -> None:
+    if len(frame) > BODY_SIZE_MAX:
+        raise WireError(f"a request of {len(frame)} bytes")
+
+
 def _alone(frame: memoryview, at: int) -> Acknowledgements | None:
     """Parse topics of the shape `_ALONE` in 1 µs instead of 5; None for another shape."""
     if len(frame) - at != _ALONE.size:
@@ -213,11 +230,11 @@ def _alone(frame: memoryview, at: int) -> Acknowledgements | None:
 
 
 def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
-    count, at = _count(frame, at, _TOPIC_SIZE_MIN)
+    count, at = _count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
     topics: Acknowledgements = []
     for _ in range(count):
         topic_id = uuid_of(bytes(frame[at : at + 16]))
-        count, at = _count(frame, at + 16, _PARTITION_SIZE_MIN)
+        count, at = _count(frame, at + 16, _PARTITION_SIZE_MIN, WHOLE_ENTRIES_MAX)
         partitions = []
         for _ in range(count):
             index = _INDEX.unpack_from(frame, at)[0]
@@ -273,7 +290,7 @@ def _tagged(frame: memoryview, at: int, wanted: int, form: struct.Struct) -> tup
 
 
 def _forgotten(frame: memoryview, at: int) -> tuple[list[tuple[UUID, list[int]]], int]:
-    count, at = _count(frame, at, _TOPIC_SIZE_MIN)
+    count, at = _count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
     forgotten = []
     for _ in range(count):
         topic_id = uuid_of(bytes(frame[at : at + 16]))
@@ -283,7 +300,9 @@ def _forgotten(frame: memoryview, at: int) -> tuple[list[tuple[UUID, list[int]]]
     return forgotten, at
 
 
-def _count(frame: memoryview, at: int, size_min: int) -> tuple[int, int]:
+def _count(
+    frame: memoryview, at: int, size_min: int, count_max: int = BATCHES_MAX
+) -> tuple[int, int]:
     """Return the length of a compact array whose entries take at least `size_min` bytes each."""
     count = frame[at]
     if count > 0x7F:
@@ -291,9 +310,11 @@ def _count(frame: memoryview, at: int, size_min: int) -> tuple[int, int]:
     else:
         at += 1
     count -= 1
-    if count > ENTRIES_MAX or count * size_min > len(frame) - at:
+    if count < 0:
+        raise WireError("an array is null")
+    if count > count_max or count * size_min > len(frame) - at:
         raise WireError(f"{count} entries announced where {len(frame) - at} bytes are left")
-    return max(count, 0), at
+    return count, at
 
 
 def _id(frame: memoryview, at: int) -> tuple[str | None, int]:
@@ -314,9 +335,9 @@ def _string(frame: memoryview, at: int) -> tuple[str | None, int]:
     if size == 0:
         return None, at
     end = at + size - 1
-    if end > len(frame):
+    if end > len(frame) or size > STRING_SIZE_MAX + 1:
         raise WireError(f"a string of {size - 1} bytes where {len(frame) - at} are left")
-    return str(frame[at:end], "utf-8"), end
+    return decode(frame[at:end]), end
 
 
 def _skip_tags(frame: memoryview, at: int) -> int:

@@ -19,6 +19,7 @@ from shoal.quorum.messages import (
     FetchSnapshotResponse,
     Slice,
 )
+from shoal.quorum.replica import CommittedRecordsLost
 from shoal.quorum.voters import VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, check_crc, headers
 from shoal.record.control import ControlType
@@ -61,9 +62,13 @@ def on_fetch_response(
         return
     _leader_lives(raft)
     if response.diverging_epoch is not None:
-        raft.truncate(raft.index.truncation(response.diverging_epoch))
+        offset = raft.index.truncation(response.diverging_epoch)
+        if raft.index.last_epoch == raft.epoch:
+            # This leader had written these records in its own epoch.
+            raise CommittedRecordsLost(offset, raft.index.end_offset)
+        raft.truncate(offset)
     elif response.snapshot_id is not None:
-        assert response.snapshot_id.offset >= raft.high_watermark, response.snapshot_id
+        raft.require_committed(response.snapshot_id.offset)
         raft.download = (response.snapshot_id, 0)
     else:
         assert not isinstance(response.records, Slice), "records are read before they are sent"

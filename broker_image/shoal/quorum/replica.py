@@ -47,6 +47,16 @@ class QuorumSettings(NamedTuple):
         return self.fetch_timeout_ms * 3 // 2
 
 
+class CommittedRecordsLost(Exception):
+    """The leader's log lacks records that were committed, or that were of this leader. Raft
+    excludes this, so a majority of the voters has lost its data."""
+
+    def __init__(self, common: int, committed: int) -> None:
+        super().__init__(f"the leader lacks the records from {common} to {committed}")
+        #: The offset up to which the logs agree, and the end of what the leader should have.
+        self.common, self.committed = common, committed
+
+
 class InFlight(NamedTuple):
     """A request without a response; there is at most one to each peer."""
 
@@ -197,10 +207,8 @@ class Replica(ABC):
         self.append(batch, self.epoch, base_offset, base_offset + len(records))
 
     def truncate(self, offset: int) -> None:
-        """Remove the records from `offset` on."""
-        assert offset >= self.high_watermark, (
-            f"cutting at {offset} would take committed records below {self.high_watermark}"
-        )
+        """Remove the records from `offset` on. Raises `CommittedRecordsLost`."""
+        self.require_committed(offset)
         self.index.truncate(offset)
         self.voters.truncate(offset)
         self.truncate_to = offset
@@ -208,6 +216,12 @@ class Replica(ABC):
         # No fetch is sent before the truncation is durable. New records may go to another file,
         # and a crash that undid only the truncation would join old and new records.
         self._cut_owed = True
+
+    def require_committed(self, offset: int) -> None:
+        """Raise `CommittedRecordsLost` if a leader's log continues ours only up to `offset`, and
+        committed records are behind it."""
+        if offset < self.high_watermark:
+            raise CommittedRecordsLost(offset, self.high_watermark)
 
     def commit(self, offset: int) -> bool:
         """Advance the high watermark to `offset`; return whether it moved."""

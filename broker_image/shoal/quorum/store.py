@@ -193,7 +193,7 @@ class QuorumStore:
         kept = self.index.snapshots
         if len(kept) < 2:
             return None
-        sizes = {one: self._size_of(one) for one in kept}
+        sizes = {one: self._storage.size_bytes(self._path(one)) for one in kept}
         total = self.log.size_bytes + sum(sizes.values())
         base = None
         for oldest, following in pairwise(kept):
@@ -205,13 +205,6 @@ class QuorumStore:
             total -= sizes[oldest] + self._bytes_before(following) - before
             base = following
         return base
-
-    def _size_of(self, snapshot_id: OffsetAndEpoch) -> int:
-        file = self._storage.open(self._path(snapshot_id))
-        try:
-            return file.size()
-        finally:
-            file.close()
 
     def _bytes_before(self, snapshot_id: OffsetAndEpoch) -> int:
         """Return the bytes of the segments before that snapshot."""

@@ -7,7 +7,7 @@ numbers are zigzag varints, and a length of -1 is null. Source: Kafka's document
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -100,9 +100,14 @@ def spans(body: bytes, count: int) -> Iterator[Span]:
 
 
 def read_records(
-    buf: Buffer, at: int = 0, *, bytes_max: int = EXPANDED_BYTES_MAX
+    buf: Buffer,
+    at: int = 0,
+    *,
+    bytes_max: int = EXPANDED_BYTES_MAX,
+    offsets: Container[int] | None = None,
 ) -> Iterator[Record]:
-    """Return the records of the batch at `at`, including control records.
+    """Return the records of the batch at `at`, including control records; only those at `offsets`
+    if that is not None.
 
     Does not check the CRC. The records may expand to `bytes_max` bytes. Raises `CorruptBatch`.
     """
@@ -111,8 +116,11 @@ def read_records(
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
     append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
     for span in spans(body, header.record_count):
+        offset = base_offset + span.offset_delta
+        if offsets is not None and offset not in offsets:
+            continue
         yield Record(
-            base_offset + span.offset_delta,
+            offset,
             header.max_timestamp
             if append_time
             else wrap_int64(base_timestamp + span.timestamp_delta),

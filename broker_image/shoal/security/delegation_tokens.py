@@ -10,6 +10,8 @@ import hmac
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.security.principals import USER
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 _END_MS = (1 << 63) - 1
 #: HMACs that are kept, of about 150 bytes each.
 _HMACS_KEPT = 65_536
+
+
+def is_user(principal: str) -> bool:
+    """Return whether a principal has the type User, as owners and renewers of tokens must."""
+    return principal.startswith(f"{USER}:")
 
 
 class TokenLifetimes(NamedTuple):
@@ -42,8 +49,12 @@ class DelegationToken(NamedTuple):
     expiry_timestamp_ms: int
 
     def is_expired(self, now_ms: int) -> bool:
-        """Return whether nobody may use or renew the token any more."""
-        return now_ms > min(self.max_timestamp_ms, self.expiry_timestamp_ms)
+        """Return whether nobody may use or renew the token any more.
+
+        No client is of another type than User. Earlier releases made tokens for such owners.
+        """
+        is_late = now_ms > min(self.max_timestamp_ms, self.expiry_timestamp_ms)
+        return is_late or not is_user(self.owner)
 
     def is_changed_by(self, principal: str) -> bool:
         """Return whether `principal` may renew and expire the token."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from shoal.security.oauthbearer import BearerToken, TokenRefused
+from shoal.security.oauthbearer import BearerToken, TokenRefused, trimmed
 
 if TYPE_CHECKING:
     from jwt.types import Options
@@ -209,9 +209,9 @@ def bearer(claims: dict[str, Any], rules: JwtRules, now_s: float) -> BearerToken
     _check_issuer(claims, rules)
     _check_audience(claims, rules)
     subject = claims.get(rules.subject_claim)
-    if not isinstance(subject, str) or not subject.strip():
+    if not isinstance(subject, str) or not trimmed(subject):
         raise TokenRefused(f"the claim {rules.subject_claim!r} has no text for the subject")
-    return BearerToken(subject.strip(), int(expires_s * 1000), _scope(claims, rules.scope_claim))
+    return BearerToken(trimmed(subject), int(expires_s * 1000), _scope(claims, rules.scope_claim))
 
 
 def _check_issuer(claims: dict[str, Any], rules: JwtRules) -> None:
@@ -250,9 +250,9 @@ def _scope(claims: dict[str, Any], name: str) -> frozenset[str]:
     """Return the scope: a text is one value, as in Kafka, and a list has many."""
     value = claims.get(name)
     values = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    if not all(isinstance(v, str) and v.strip() for v in values):
+    if not all(isinstance(v, str) and trimmed(v) for v in values):
         raise TokenRefused(f"the claim {name!r} has an empty value")
-    found = frozenset(v.strip() for v in values)
+    found = frozenset(map(trimmed, values))
     if len(found) < len(values):
         raise TokenRefused(f"the claim {name!r} has a value twice")
     return found

@@ -24,6 +24,9 @@ _CLIENT_FIRST = re.compile(
 )
 _AUTH = re.compile(r"(?P<scheme>\w+) +(?P<token>[\-_~+/.a-zA-Z0-9]+=*)", re.ASCII)
 _AUTH_KEY = "auth"
+#: What Java's `String.trim` takes for blanks. Python's `strip` takes others, too: a subject of
+#: U+00A0 and `admin` would be `admin`.
+_BLANKS = "".join(map(chr, range(0x21)))
 #: What a client sends after it has received an error.
 _ACKNOWLEDGEMENT = b"\x01"
 
@@ -60,6 +63,11 @@ class OAuthMessage(NamedTuple):
     token: str
     authzid: str
     extensions: Mapping[str, str]
+
+
+def trimmed(text: str) -> str:
+    """Return the value of a claim without the blanks around it that Kafka removes."""
+    return text.strip(_BLANKS)
 
 
 def parse_message(data: bytes) -> OAuthMessage:

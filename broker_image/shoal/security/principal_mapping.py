@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RULE = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(.*?)"
-_SPLITTER = re.compile(rf"\s*({_RULE})\s*(?:,\s*|$)")
+#: The same without groups. It takes all up to a comma at once and gives nothing back, so that its
+#: time grows with the text and not with its square. The caller strips the end.
+_LISTED = r"DEFAULT|RULE:(?:\\.|[^\\/])*+/(?:\\.|[^\\/])*+/[^,\n]*+|[^,\n]*+"
+_SPLITTER = re.compile(rf"\s*+({_LISTED})\s*+(?:,\s*+|$)")
 _PARSER = re.compile(_RULE)
 _BACK_REFERENCE = re.compile(r"\$([0-9]+)")
-_JAVA_GROUP = re.compile(r"((?:\\.|[^\\(])*)\(\?<([A-Za-z][A-Za-z0-9]*)>", re.DOTALL)
+#: An escape, or the begin of a named group.
+_JAVA_GROUP = re.compile(r"(\\.)|\(\?<([A-Za-z][A-Za-z0-9]*)>", re.DOTALL)
 #: Java's classes and quotes that Python's expressions have not, or not in this meaning.
 _JAVA_ONLY = re.compile(r"\\[pPQEhHvVRXGzZkKNcex]|\[[^\]]*&&|\[[^\]\\]*\[|\(\?[a-zA-Z-]*[dUx]")
 
@@ -67,7 +71,7 @@ class PrincipalMapper:
 
 
 def _split(rules: str) -> list[str]:
-    return [match[1] for match in _SPLITTER.finditer(rules.strip())]
+    return [match[1].rstrip() for match in _SPLITTER.finditer(rules.strip())]
 
 
 def _parse(text: str) -> Rule | None:
@@ -91,7 +95,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
             f"The pattern {pattern} has {foreign[0]}, which this broker does not support"
         )
     try:
-        return re.compile(_JAVA_GROUP.sub(r"\1(?P<\2>", pattern))
+        return re.compile(_JAVA_GROUP.sub(lambda m: m[1] or f"(?P<{m[2]}>", pattern))
     except re.error as error:
         raise ValueError(f"The pattern {pattern} is no regular expression: {error}") from None
 

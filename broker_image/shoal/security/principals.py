@@ -2,7 +2,8 @@
 
 An Envelope has the principal of the client whose request it carries. The bytes are a version of two
 bytes, 0, and DefaultPrincipalData of that version: type, name, and whether a delegation token
-authenticated it.
+authenticated it. Clients have principals of the type User. The bytes of another type are a node's:
+`OWN`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,26 @@ from typing import NamedTuple
 from shoal.protocol.compiler import get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
 
+#: The type of all principals that clients have.
+USER = "User"
 _VERSION = b"\x00\x00"
+
+
+class _Own(str):
+    """A text that equals only itself, as no client can send an object."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+
+#: The principal of a node's own requests to the controller, which may do everything.
+OWN = _Own("Node:own")
 
 
 class ForwardedPrincipal(NamedTuple):
@@ -23,8 +43,11 @@ class ForwardedPrincipal(NamedTuple):
 
 
 def encode(forwarded: ForwardedPrincipal) -> bytes:
-    """Return the bytes of a principal."""
+    """Return the bytes of a principal. Raises `ValueError` for a text of another type than User:
+    its bytes could be those of `OWN`."""
     kind, _, name = forwarded.principal.partition(":")
+    if kind != USER and forwarded.principal is not OWN:
+        raise ValueError(f"{forwarded.principal} is no principal of a client")
     out = bytearray(_VERSION)
     for text in (kind, name):
         data = text.encode()
@@ -43,7 +66,8 @@ def decode(data: bytes) -> ForwardedPrincipal:
     try:
         kind, at = _text(view, 2)
         name, at = _text(view, at)
-        return ForwardedPrincipal(f"{kind}:{name}", view[at] != 0)
+        principal = f"{kind}:{name}"
+        return ForwardedPrincipal(OWN if principal == str(OWN) else principal, view[at] != 0)
     except (IndexError, UnicodeDecodeError):
         raise WireError("a malformed principal") from None
 

@@ -178,6 +178,12 @@ class FalseCredentials:
         salt = stream[: shape.salt_size] if shape.salt_size else _kafka_salt(stream)
         return ScramCredential(salt, key, key, shape.iterations)
 
+    def of_token(self, token_id: str, mechanism: ScramMechanism, salt: bytes) -> ScramCredential:
+        """Return the false credential of a delegation token's id, with the salt of a real one."""
+        seed = hmac.digest(self._secret, f"token {mechanism.number}\0{token_id}".encode(), "sha512")
+        key = seed[: mechanism.key_size]
+        return ScramCredential(salt, key, key, ITERATIONS_MIN)
+
     def other_key(self, false: ScramCredential, key: tuple[str, int]) -> tuple[str, int]:
         """Return the key of some stored credential, by the false one of `key`. If nothing was
         stored, return `key`."""

@@ -25,11 +25,12 @@ CONSUMER: Form = {
     ResourceType.TOPIC: (Operation.READ, Operation.DESCRIBE),
     ResourceType.GROUP: (Operation.READ,),
 }
-#: A redrive, on the topics and groups that dead letters came from. It also reads the dead-letter
-#: topics as a `CONSUMER` of the groups `redrive.TOPIC`, and keeps a `LEDGER`.
+#: A redrive, on the topics and groups that dead letters came from. It reads which topic a group's
+#: dead letters go to. It also reads the dead-letter topics as a `CONSUMER` of the groups
+#: `redrive.TOPIC`, and keeps a `LEDGER`.
 REDRIVE: Form = {
     ResourceType.TOPIC: (Operation.READ, Operation.WRITE, Operation.DESCRIBE),
-    ResourceType.GROUP: (Operation.READ,),
+    ResourceType.GROUP: (Operation.READ, Operation.DESCRIBE_CONFIGS),
 }
 LEDGER: Form = {
     ResourceType.TOPIC: (Operation.READ, Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),

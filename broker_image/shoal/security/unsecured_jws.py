@@ -12,7 +12,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from shoal.security.oauthbearer import BearerToken, TokenRefused
+from shoal.security.oauthbearer import BearerToken, TokenRefused, trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,7 @@ class UnsecuredValidator:
         if expires_s is None:
             raise TokenRefused("the token has no expiry (exp)")
         subject = claims.get(self._subject_claim)
-        if not isinstance(subject, str) or not subject.strip():
+        if not isinstance(subject, str) or not trimmed(subject):
             raise TokenRefused(f"the claim {self._subject_claim!r} has no text for the subject")
         if issued_s is not None and 1000 * issued_s > now_ms + self._skew_ms:
             raise TokenRefused("the token is issued in the future (iat)")
@@ -67,7 +67,7 @@ class UnsecuredValidator:
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list):
             raise TokenRefused(f"the claim {self._scope_claim!r} is neither a text nor a list")
-        return frozenset(text.strip() for text in map(str, values) if text.strip())
+        return frozenset(trimmed(text) for text in map(str, values) if trimmed(text))
 
 
 def _decoded(part: str) -> dict[str, Any]:

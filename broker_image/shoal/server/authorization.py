@@ -3,9 +3,9 @@
 The authorizer follows the committed access control entries. Requests that wait, such as fetches,
 compare `generation`, and wake when it changes.
 
-Requests that this node sends to the controller on its own behalf have the principal `OWN`, which
-may do everything. No client can have it: listeners give principals of the type User, and an
-Envelope with it needs CLUSTER_ACTION, with which a node can name any principal.
+Requests that this node sends to the controller on its own behalf have the principal
+`principals.OWN`, which may do everything. No client can have it: no text equals it, and an Envelope
+with it needs CLUSTER_ACTION, with which a node can name any principal.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security import audit
 from shoal.security.acls import CLUSTER_NAME, Operation, ResourceType
 from shoal.security.authorizer import AllowAll, Authorizer
+from shoal.security.principals import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 #: The purgatory's key of requests that wait and depend on permissions.
 CHANGES = "permissions"
-#: The principal of a node's own requests to the controller.
-OWN = "Node:own"
 #: The code for a refused resource, by its type, as AclEntry.authorizationError.
 REFUSED_WITH = {
     ResourceType.TOPIC: ErrorCode.topic_authorization_failed,

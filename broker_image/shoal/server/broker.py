@@ -12,11 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
+from shoal.log.errors import CorruptLog
+from shoal.log.segment import LOG
 from shoal.log.uuids import uuid_text
 from shoal.metadata import controller, in_sync
 from shoal.metadata.image import MetadataImage, Scope
-from shoal.metadata.names import INTERNAL_TOPICS
-from shoal.server import ineffective_configs
+from shoal.metadata.names import INTERNAL_TOPICS, METADATA_LOG
+from shoal.quorum import snapshots
+from shoal.server import ineffective_configs, open_files
 from shoal.server.audit import Audit
 from shoal.server.authorization import CHANGES, Access
 from shoal.server.cluster.controller import Controller
@@ -40,7 +43,7 @@ from shoal.server.config import METRICS
 from shoal.server.coordinators.groups import GroupService
 from shoal.server.coordinators.streams_topics import StreamsTopics
 from shoal.server.coordinators.transactions import TransactionService
-from shoal.server.metadata_cache import MetadataCache
+from shoal.server.metadata_cache import RETRY_MS, MetadataCache
 from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import controller as controller_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
@@ -116,7 +119,7 @@ class Broker:
         self.timers = node.timers
         self.disk = node.disk
         self.table: Mapping[int, Api] = apis.table
-        self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
+        self.metadata_cache = MetadataCache(Scope(self.node_id, config.given), node.log)
         self.audit = Audit(node)
         self.access = Access(config, self.metadata_cache, self.audit)
         self.purgatory = Purgatory(loop, self.timers)
@@ -409,12 +412,14 @@ class Broker:
             await self.lifecycle.join()
             self._voter_update.start()
             self._voter_checks.check_auto_join()
-        self.partitions.load(self.image)
+        missed = self.partitions.load(self.image)
         self.quotas.start()
         for throttle in self.throttles.values():
             throttle.start()
         self._opened = True
-        self.metadata_cache.subscribe(self.partitions.apply)
+        self.metadata_cache.subscribe(self.partitions.apply, missed if missed.created else None)
+        self.timers.every(RETRY_MS, self.metadata_cache.retry)
+        self.timers.every(open_files.CHECK_MS, open_files.OpenFiles(self.log).check)
         ineffective_configs.log_alterations(
             self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
         )
@@ -464,7 +469,8 @@ class Broker:
             self.listeners.append(listener)
 
     def _open_directory(self) -> None:
-        """Open the data directory, or format it. Raises `DirectoryInUse`, `CannotJoin`."""
+        """Open the data directory, or format it. Raises `DirectoryInUse`, `CorruptLog`,
+        `CannotJoin`."""
         cluster_id, known = self.cluster.cluster_id, self.directory.identity()
         self._voter_checks.check_listener(formed=known is not None)
         if cluster_id is None and known is None and self.cluster.clustered:
@@ -477,6 +483,28 @@ class Broker:
             node_id=self.node_id,
             directory_id=self.node.random_id(),
             its_cluster=cluster_id is not None,
+            first_log=METADATA_LOG,
+        )
+        self._check_metadata_log()
+
+    def _check_metadata_log(self) -> None:
+        """Refuse to begin a new cluster in a directory that belongs to one. Raises `CorruptLog`."""
+        directory = self.directory
+        if directory.is_new or not self.cluster.is_controller:
+            return
+        path = f"{directory.path}/{METADATA_LOG}"
+        begins = directory.storage.exists(path) or self._first_users.has_file
+        if directory.has_data(METADATA_LOG, LOG, snapshots.SUFFIX):
+            return
+        topics = [name for name in directory.logs_with_data() if name != METADATA_LOG]
+        if begins and not topics:
+            return
+        has = f"logs of topics ({topics[0]})" if topics else "meta.properties"
+        raise CorruptLog(
+            f"{directory.path} has {has}, but no metadata log in {path}, so this node would begin a"
+            " new cluster that knows none of its topics. Restore that directory from a snapshot of"
+            " the volume. If other controllers have the metadata, and other brokers the records of"
+            " this node, start it with an empty data directory instead. Nothing was changed."
         )
 
     def _new_id(self) -> str:
@@ -542,6 +570,7 @@ class Broker:
         else:
             self.directory.unlock()
         self.disk.close()
+        self.node.record_worker.close()
 
     def features(self) -> Features:
         """Return the features of this broker and of its cluster."""
@@ -560,8 +589,15 @@ class Broker:
         return None
 
     def not_ready(self) -> str | None:
-        """Return why clients are not served, or None."""
-        return None if self._ready else "the broker is starting or stopping"
+        """Return why clients are not served, or not all of them, or None."""
+        if not self._ready:
+            return "the broker is starting or stopping"
+        return self.disk_trouble()
+
+    def disk_trouble(self) -> str | None:
+        """Return why some writes are refused or some partitions not served, or None."""
+        refusal = self.quorum.failure or self.log_maintenance.write_failure
+        return refusal or self.metadata_cache.not_applied
 
     def out_of_sync(self) -> str | None:
         """Return why no other broker may stop until this one has caught up, or None."""

@@ -2,47 +2,138 @@
 
 `cluster.metadata_log` publishes each committed image here. All other parts of the server read the
 image from the cache and do not depend on the quorum.
+
+A change of the metadata is durable when it arrives here, so no listener may lose it. A listener
+that the disk hinders applies what it can and raises. The cache keeps the delta for it, calls the
+other listeners, and repeats the delta every `RETRY_MS` until the listener has applied it. Listeners
+therefore take a delta as the names of what may have changed, and bring themselves to the state of
+the image. A delta may come twice, and together with later ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
-from shoal.metadata.delta import MetadataDelta
+from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
+from shoal.metadata.delta import MetadataDelta, combine
 from shoal.metadata.image import MetadataImage, Scope
+from shoal.record.batch import CorruptBatch
 
 Listener = Callable[[MetadataImage, MetadataDelta], None]
+#: Interval at which deltas are repeated.
+RETRY_MS = 1_000
+
+
+class NotApplied(Exception):
+    """A listener has not applied a part of a delta. The sentence says which, and why."""
+
+
+#: The errors of a disk and of its contents, which may be gone at the next attempt.
+_DISK = (NotApplied, OSError, AppendRefused, LogOffline, CorruptLog, CorruptBatch)
+
+
+class _Subscription:
+    """A listener, and the deltas that it has not applied."""
+
+    __slots__ = ("listener", "owed", "reason")
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.owed: list[MetadataDelta] = []
+        #: Why the deltas were not applied.
+        self.reason = ""
 
 
 class MetadataCache:
     """Owns the committed image. It is empty until the metadata log is opened."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, log: Any = None) -> None:
+        """`log` is the node's logger; without it nothing is logged."""
         self.image = MetadataImage(scope=scope)
-        self._listeners: list[Listener] = []
+        self._log = log
+        self._subscriptions: list[_Subscription] = []
         self._waiting: list[asyncio.Future[None]] = []
 
-    def subscribe(self, listener: Listener) -> None:
-        """Call `listener` with each new image, and the delta that led to it."""
-        self._listeners.append(listener)
+    def subscribe(self, listener: Listener, missed: MetadataDelta | None = None) -> None:
+        """Call `listener` with each new image, and the delta that led to it. `missed` is repeated
+        like a delta that the listener could not apply."""
+        subscription = _Subscription(listener)
+        self._subscriptions.append(subscription)
+        if missed is not None and self._attempt(subscription, missed) is not None:
+            subscription.owed.append(missed)
 
     def serve(self, image: MetadataImage) -> None:
         """Serve `image` without calling the listeners."""
         self.image = image
 
-    def publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def publish(self, image: MetadataImage, delta: MetadataDelta) -> str | None:
         """Serve `image`: call all listeners, in the order of their subscriptions, then resume
-        those that wait."""
+        those that wait.
+
+        Return why a listener has not applied the delta yet, or None. An error that does not come
+        from the disk is raised when all others have been called.
+        """
         self.image = image
+        reason: str | None = None
+        failure: Exception | None = None
         try:
-            for listener in self._listeners:
-                listener(image, delta)
+            for subscription in self._subscriptions:
+                try:
+                    missing = self._attempt(subscription, delta)
+                except Exception as error:
+                    failure = failure or error
+                    continue
+                if missing is not None:
+                    subscription.owed.append(delta)
+                    reason = reason or missing
         finally:
             waiting, self._waiting = self._waiting, []
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
+        if failure is not None:
+            raise failure
+        return reason
+
+    def retry(self) -> None:
+        """Repeat the deltas that listeners have not applied."""
+        for at, subscription in enumerate(self._subscriptions):
+            if not subscription.owed:
+                continue
+            owed = combine(subscription.owed, self.image)
+            if self._attempt(subscription, owed) is not None:
+                subscription.owed = [owed]
+                continue
+            subscription.owed, subscription.reason = [], ""
+            self._note("warning", "the metadata is applied again")
+            # Those behind this listener have seen the topics before it could serve them.
+            topics = MetadataDelta(owed.created, owed.deleted, owed.changed)
+            for later in self._subscriptions[at + 1 :]:
+                if self._attempt(later, topics) is not None:
+                    later.owed.append(topics)
+
+    @property
+    def not_applied(self) -> str | None:
+        """Why a listener has not applied the metadata; None if all have."""
+        return next((s.reason for s in self._subscriptions if s.owed), None)
+
+    def _attempt(self, subscription: _Subscription, delta: MetadataDelta) -> str | None:
+        """Call a listener. Return why it could not apply the delta, or None."""
+        try:
+            subscription.listener(self.image, delta)
+        except _DISK as error:
+            reason = str(error)
+            if reason != subscription.reason:
+                self._note("error", "metadata is not applied and will be repeated", error=reason)
+            subscription.reason = reason
+            return reason
+        return None
+
+    def _note(self, level: str, event: str, **facts: str) -> None:
+        if self._log is not None:
+            getattr(self._log, level)(event, **facts)
 
     async def until(self, holds: Callable[[MetadataImage], bool]) -> None:
         """Wait for an image for which `holds` returns true."""

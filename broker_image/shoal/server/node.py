@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.log.uuids import uuid_text
 from shoal.server.cluster_config import ClusterConfig, cluster_config
 from shoal.server.disk import Disk
+from shoal.server.record_worker import RecordWorker
 from shoal.server.system import System
 from shoal.server.timers import Clock, Timers
 
@@ -38,6 +39,7 @@ class Node:
         self.timers = Timers(loop, self.clock)
         self.random = Random(self.system.random_bytes(16))
         self.disk = Disk(loop, self.log)
+        self.record_worker = RecordWorker(loop)
         #: Why the process must end, as a sentence with its remedy; not done while the node works.
         self.failed: asyncio.Future[str] = loop.create_future()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import resource
 import signal
@@ -19,7 +20,7 @@ from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
 from shoal.record import walker
-from shoal.server import ineffective_configs
+from shoal.server import ineffective_configs, open_files
 from shoal.server.broker import Broker
 from shoal.server.cluster.lifecycle import CannotJoin
 from shoal.server.cluster.served_apis import ApiTables
@@ -86,7 +87,6 @@ async def serve(
         broker = make()
     except InvalidConfig as error:
         raise CannotStart(str(error)) from None
-    config = broker.config
     try:
         await _started(broker, stop)
     except (ListenError, DirectoryInUse, CorruptLog, ApiError, CannotJoin) as error:
@@ -94,11 +94,7 @@ async def serve(
         raise CannotStart(str(error)) from None
     except OSError as error:
         await broker.stop()
-        where = error.filename or config.data_dir
-        raise CannotStart(
-            f"Cannot use the data directory {config.data_dir}: {error.strerror} ({where})."
-            " Choose another by --data-dir, or give this user the right to write there."
-        ) from None
+        raise CannotStart(_explain(error, broker)) from None
     _announce(broker, ready(), say)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
@@ -107,6 +103,23 @@ async def serve(
         raise CannotStart(broker.failed.result())
     say("Stopped.")
     sys.stdout.flush()
+
+
+def _explain(error: OSError, broker: Broker) -> str:
+    """Return why the data directory cannot be used, with the remedy for the error."""
+    if error.errno in open_files.SHORTAGES:
+        return open_files.explain_shortage(broker.directory.count_segments())
+    directory = broker.config.data_dir
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"The disk of the data directory {directory} is full ({error.strerror}). Free or add"
+            " space, and start again."
+        )
+    return (
+        f"Cannot use the data directory {directory}: {error.strerror}"
+        f" ({error.filename or directory})."
+        " Choose another by --data-dir, or give this user the right to write there."
+    )
 
 
 def _announce(broker: Broker, took: str, say: Callable[[str], None]) -> None:
@@ -128,6 +141,9 @@ def _announce(broker: Broker, took: str, say: Callable[[str], None]) -> None:
     if walker.native is None:
         remedy = f"with a C compiler, `{sys.executable} -m shoal.compile` makes them"
         say(f"Records are validated in Python, which is slower than compiled modules: {remedy}.")
+    open_now = open_files.sentence()
+    if open_now is not None:
+        say(open_now)
     say(f"{took} Ctrl-C or SIGTERM stops it.")
 
 

@@ -49,6 +49,11 @@ class Backup(NamedTuple):
     fields: dict[str, Any]
     body: bytes
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the body is encrypted, so that nobody without a key of the ring wrote it."""
+        return self.fields.get("sealed") is not None
+
     def records(self, ring: KeyRing, key: str) -> bytes:
         """Return the record batches of the object with a key, whose body may be sealed. Raises
         `DamagedObject`, `KeyUnavailable`."""

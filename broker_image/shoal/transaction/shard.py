@@ -120,10 +120,9 @@ class TransactionShard:
         found = self._transactions.get(transactional_id)
         if found is None:
             found = Transaction(self._new_producer_id(), NO_PRODUCER_EPOCH, timeout_ms)
+        _check_complete(found)
         if expected is not None and not _may_continue(found, expected):
             raise ApiError(ErrorCode.producer_fenced)
-        if found.state.is_prepared:
-            raise ApiError(ErrorCode.concurrent_transactions)
         if found.state is State.ONGOING:
             fenced = self._aborted(transactional_id, found, now_ms)
             refusal = _producer(ErrorCode.concurrent_transactions, NO_PRODUCER_ID, -1)
@@ -162,11 +161,9 @@ class TransactionShard:
         token: Token,
     ) -> Result:
         """AddPartitionsToTxn. Produce and TxnOffsetCommit imply it with transaction version 2."""
-        found = self._written_by(writer)
-        if found.producer_epoch != writer.producer_epoch:
-            raise ApiError(ErrorCode.producer_fenced)
-        if found.state.is_prepared:
-            raise ApiError(ErrorCode.concurrent_transactions)
+        found = self._find(writer)
+        _check_complete(found)
+        _check_writer(found, writer)
         reply = Reply(token, {"error_code": ErrorCode.none})
         if found.state is State.ONGOING and all(p in found.partitions for p in partitions):
             return Result((), (reply,))
@@ -178,11 +175,9 @@ class TransactionShard:
     ) -> Result:
         """Check that partitions are in the writer's open transaction. The reply has the error of
         each (KIP-890)."""
-        found = self._written_by(writer)
-        if found.producer_epoch != writer.producer_epoch:
-            raise ApiError(ErrorCode.producer_fenced)
-        if found.state.is_prepared:
-            raise ApiError(ErrorCode.concurrent_transactions)
+        found = self._find(writer)
+        _check_writer(found, writer)
+        _check_complete(found)
         errors = {
             p: ErrorCode.none if p in found.partitions else ErrorCode.transaction_abortable
             for p in partitions
@@ -193,34 +188,11 @@ class TransactionShard:
         self, writer: Writer, *, committed: bool, version: int, now_ms: int, token: Token
     ) -> Result:
         """EndTxn. The reply has the producer id and epoch of the next transaction."""
-        found = self._transactions.get(writer.transactional_id)
-        if found is None:
-            raise ApiError(ErrorCode.invalid_producer_id_mapping)
-        repeated = version >= TV_2 and _is_repeated(found, writer)
-        if found.producer_id != writer.producer_id and not repeated:
-            raise ApiError(ErrorCode.invalid_producer_id_mapping)
-        state = found.state
-        if state.is_prepared and version >= TV_2:
-            fits = repeated
-        else:
-            fits = found.producer_epoch == writer.producer_epoch
-            fits |= repeated and state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
-        if not fits:
-            raise ApiError(ErrorCode.producer_fenced)
-        if state is (State.PREPARE_COMMIT if committed else State.PREPARE_ABORT):
-            raise ApiError(ErrorCode.concurrent_transactions)
-        if state is (State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT):
-            if repeated or version < TV_2:
-                reply = _producer(ErrorCode.none, found.producer_id, found.producer_epoch)
-                return Result((), (Reply(token, reply),))
-        # An abort without a transaction bumps the epoch, which fences earlier requests.
-        bumps = version >= TV_2 and not committed and not repeated and state.is_at_rest
-        if state is not State.ONGOING and not bumps:
-            raise ApiError(
-                ErrorCode.invalid_txn_state,
-                f"{writer.transactional_id} is in state {state.title}, which a"
-                f" {'commit' if committed else 'abort'} does not follow.",
-            )
+        found = self._find(writer)
+        has_ended = _has_ended if version >= TV_2 else _has_ended_in_version_1
+        if has_ended(found, writer, committed=committed):
+            reply = _producer(ErrorCode.none, found.producer_id, found.producer_epoch)
+            return Result((), (Reply(token, reply),))
         moved = self._prepared(
             writer.transactional_id, found, committed=committed, version=version, now_ms=now_ms
         )
@@ -243,9 +215,9 @@ class TransactionShard:
             return False
         return markers == _markers(markers.transactional_id, found)
 
-    def _written_by(self, writer: Writer) -> Transaction:
+    def _find(self, writer: Writer) -> Transaction:
         found = self._transactions.get(writer.transactional_id)
-        if found is None or found.producer_id != writer.producer_id:
+        if found is None:
             raise ApiError(ErrorCode.invalid_producer_id_mapping)
         return found
 
@@ -411,6 +383,55 @@ def _may_continue(found: Transaction, expected: ProducerIdAndEpoch) -> bool:
     )
 
 
+def _check_complete(found: Transaction) -> None:
+    """Check that no markers are being written. Raises CONCURRENT_TRANSACTIONS.
+
+    Since transaction version 2 this comes before all checks of the producer. The EndTxn response
+    has already told it the id and epoch of its next transaction, and after a rollover the state has
+    them only once the markers are written.
+    """
+    if found.state.is_prepared:
+        raise ApiError(ErrorCode.concurrent_transactions)
+
+
+def _check_writer(found: Transaction, writer: Writer) -> None:
+    """Check that the writer is the producer of the last InitProducerId. Raises `ApiError`."""
+    if found.producer_id != writer.producer_id:
+        raise ApiError(ErrorCode.invalid_producer_id_mapping)
+    if found.producer_epoch != writer.producer_epoch:
+        raise ApiError(ErrorCode.producer_fenced)
+
+
+def _has_ended_in_version_1(found: Transaction, writer: Writer, *, committed: bool) -> bool:
+    """Whether the EndTxn is a repeated one, so that it is only answered. Raises `ApiError`."""
+    _check_writer(found, writer)
+    _check_complete(found)
+    if found.state is (State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT):
+        return True
+    if found.state is not State.ONGOING:
+        raise _out_of_turn(found, writer, committed=committed)
+    return False
+
+
+def _has_ended(found: Transaction, writer: Writer, *, committed: bool) -> bool:
+    """Whether the EndTxn of version 2 is a repeated one, so that it is only answered. The epoch
+    distinguishes it from the end of the next transaction (KIP-890). Raises `ApiError`."""
+    _check_complete(found)
+    if _is_repeated(found, writer):
+        if found.state is (State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT):
+            return True
+        if found.state is State.COMPLETE_COMMIT:
+            raise _out_of_turn(found, writer, committed=committed)
+        # The coordinator has aborted the transaction that is to be committed (KAFKA-20785), or the
+        # producer of the last InitProducerId has another epoch.
+        raise ApiError(ErrorCode.producer_fenced)
+    _check_writer(found, writer)
+    # An abort without a transaction bumps the epoch, which fences earlier requests.
+    if committed and found.state is not State.ONGOING:
+        raise _out_of_turn(found, writer, committed=committed)
+    return False
+
+
 def _is_repeated(found: Transaction, writer: Writer) -> bool:
     """Whether an EndTxn names the epoch before the bump, or the producer id before the rollover.
     Its response was lost, and it was sent again (KIP-890)."""
@@ -420,6 +441,14 @@ def _is_repeated(found: Transaction, writer: Writer) -> bool:
         found.previous_producer_id == writer.producer_id
         and writer.producer_epoch == LAST_EPOCH
         and found.producer_epoch == 0
+    )
+
+
+def _out_of_turn(found: Transaction, writer: Writer, *, committed: bool) -> ApiError:
+    return ApiError(
+        ErrorCode.invalid_txn_state,
+        f"{writer.transactional_id} is in state {found.state.title}, which a"
+        f" {'commit' if committed else 'abort'} does not follow.",
     )
 
 

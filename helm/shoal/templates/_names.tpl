@@ -10,6 +10,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{- define "shoal.watchNamespaces" -}}
+{{ tpl (toJson .Values.watchNamespaces) . }}
+{{- end }}
+
 {{- define "shoal.selector" -}}
 app.kubernetes.io/name: shoal-operator
 app.kubernetes.io/instance: {{ .Release.Name }}

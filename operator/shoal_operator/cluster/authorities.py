@@ -71,7 +71,7 @@ class Authorities:
 
     def is_renewing(self) -> bool:
         """Return whether a renewal is under way, which needs what the brokers report."""
-        secrets = [security.ca(self._name, kind) for kind in security.KINDS]
+        secrets = self._of_authorities()
         found = [self._store.get("Secret", self._namespace, name) for name in secrets]
         return any(one and one["metadata"].get("annotations", {}).get(BEGAN) for one in found)
 
@@ -360,6 +360,9 @@ class Authorities:
 
     # Secrets.
 
+    def _of_authorities(self) -> list[str]:
+        return [security.ca(self._name, kind) for kind in security.KINDS]
+
     async def _read(self, name: str) -> Manifest | None:
         """Return a Secret; those of users have not the labels of the watched ones."""
         found = self._store.get("Secret", self._namespace, name)
@@ -384,7 +387,8 @@ class Authorities:
         )
         have = self._store.get("Secret", self._namespace, name)
         if have is None or has_drifted(want, have) or have.get("data") != want["data"]:
-            self._store.put(await self._kube.apply(want))
+            # The Secret of an authority may come from the user, or from a backup.
+            self._store.put(await self._kube.apply(want, adopt=name in self._of_authorities()))
 
 
 def parse_authority(found: Manifest) -> Authority:

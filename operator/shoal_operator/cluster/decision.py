@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator import __version__, diagnostics, pods, roller
+from shoal_operator import __version__, diagnostics, maintenance_windows, pods, roller
 from shoal_operator.conditions import Verdict, ready_reason
-from shoal_operator.maintenance_windows import is_open
 from shoal_operator.model import (
     broker_config,
     listeners,
@@ -75,6 +74,8 @@ def refusal(
             "spec.restoreFrom needs spec.tieredStorage, which names the bucket. The cluster "
             "continues there.",
         )
+    if problem := maintenance_windows.problem(spec.get("maintenanceWindows", [])):
+        return Verdict.refused("ScheduleNotValid", problem)
     if found := reserved_fields.first(cluster):
         where, why = found
         return Verdict.refused("TemplateNotAllowed", f"{where} is not allowed: {why}")
@@ -105,6 +106,8 @@ def _refused_routes(cluster: Manifest, routed: frozenset[str]) -> Verdict | None
 
 
 def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
+    if text := broker_config.find_malformed(spec.get("config", {})):
+        return Verdict.refused("ConfigNotAllowed", text)
     if found := broker_config.first_reserved(spec):
         where, remedy = found
         return Verdict.refused("ConfigNotAllowed", f"{where} is not allowed. {remedy}")
@@ -142,15 +145,21 @@ def _refused_security(cluster: Manifest) -> Verdict | None:
 
 def _taken(cluster: Manifest) -> str:
     """Return the name or port that the brokers' own listener has too, and the remedy; or empty."""
+    given = security.given_listeners(cluster)
+    metrics_port = cluster["spec"]["metrics"]["port"]
+    for at, listener in enumerate(given):
+        if listener["port"] == metrics_port:
+            return (
+                f"spec.listeners[{at}].port is {metrics_port}, which is spec.metrics.port. Choose "
+                "another port."
+            )
     if not security.has_internal_tls(cluster):
         return ""
-    given = security.given_listeners(cluster)
     if security.REPLICATION in [n["name"] for n in given]:
         return (
             f"A listener cannot have the name {security.REPLICATION!r}: the brokers' own listener "
             "has it. Choose another name."
         )
-    metrics_port = cluster["spec"]["metrics"]["port"]
     wanted = {f"spec.listeners[{at}].port": n["port"] for at, n in enumerate(given)}
     used = {**wanted, "spec.metrics.port": metrics_port}
     for path, port in used.items():
@@ -256,7 +265,9 @@ def next_step(
         state.controller_id if state else -1,
         quorum=state.quorum if state else None,
         loses_disks=loses_disks(seen.cluster),
-        window_open=is_open(seen.cluster["spec"].get("maintenanceWindows", []), now),
+        window_open=maintenance_windows.is_open(
+            seen.cluster["spec"].get("maintenanceWindows", []), now
+        ),
     )
 
 
@@ -291,7 +302,23 @@ def verdict(
     if renewal and found.ready and not found.progressing:
         found = Verdict(True, *renewal, progressing=True)
     return found.warned(
-        scaling_down or not_grown or infeasible or low_disk or version or not_finalized
+        scaling_down
+        or not_grown
+        or infeasible
+        or low_disk
+        or version
+        or not_finalized
+        or _opened(seen.cluster)
+    )
+
+
+def _opened(cluster: Manifest) -> Diagnosis | None:
+    if not security.is_opened(cluster):
+        return None
+    return diagnostics.Diagnosis(
+        "AuthorizationOff",
+        "spec.authorization.type is none: every client that reaches a listener may do anything. "
+        "Remove it, and give each QueueUser the permissions that it needs in spec.acls.",
     )
 
 
@@ -304,7 +331,7 @@ def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verd
         return Verdict(False, "Rolling", text, progressing=True)
     if isinstance(step, roller.Wait) and step.serving:
         return Verdict(True, "RollWaits", f"{step.reason}.", progressing=True)
-    found = diagnostics.diagnose_pods(seen.pods, seen.claims) or disk
+    found = diagnostics.diagnose_pods(seen.pods, seen.claims, seen.warnings) or disk
     text = f"{step.reason} ({found.message})." if found else f"{step.reason}."
     if isinstance(step, roller.Refuse):
         return Verdict.refused(found.reason if found else "BrokerNotReady", text)

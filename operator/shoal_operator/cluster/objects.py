@@ -138,7 +138,8 @@ class ClusterObjects:
             }
             if any(stale.values()):
                 await self._kube.merge(claim, {"metadata": stale})
-            self._store.put(await self._kube.apply(want))
+            # The controller of the StatefulSet has created it, or the user from a snapshot.
+            self._store.put(await self._kube.apply(want, adopt=True))
 
     async def _grow_claims(self, cluster: Manifest, pool: NodePool) -> None:
         """Raise the requests of a pool's volume claims to its `storage.size`."""

@@ -45,6 +45,8 @@ class Observation:
     token_key: str = ""
     #: Tiered storage by the brokers' metrics; None without it, or while they are unknown.
     tiered: TieredHealth | None = None
+    #: Warnings about the StatefulSets and pods, while brokers are not ready.
+    warnings: tuple[Manifest, ...] = ()
 
     @property
     def ready_brokers(self) -> set[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import clock, metrics, pods, roller
+from shoal_operator import clock, failures, metrics, pods, roller
 from shoal_operator.cluster import decision, metadata_version, metrics_token
 from shoal_operator.cluster.authorities import Authorities, AuthorityLost
 from shoal_operator.cluster.external import ExternalCluster
@@ -33,6 +33,7 @@ from shoal_operator.model import (
     security,
     storage,
 )
+from shoal_operator.statuses import Statuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +139,15 @@ class Clusters:
         cluster = self._store.get(KIND, self._namespace, self._name)
         if cluster is None or cluster["metadata"].get("deletionTimestamp"):
             return None
+        try:
+            return await self._reconcile(cluster)
+        except (KubeError, ClientError):
+            raise
+        except Exception as error:
+            await Statuses(self._kube, self._store).write(cluster, failures.judge(error))
+            raise
+
+    async def _reconcile(self, cluster: Manifest) -> float | None:
         if external.is_external(cluster):
             return await self._external.reconcile(cluster)
         if cluster["spec"].get("paused"):
@@ -179,7 +189,7 @@ class Clusters:
         except KubeError as error:
             if error.terminating:
                 return None
-            await self._report(cluster, Verdict.blocked("ApplyFailed", f"{error}"))
+            await self._report(cluster, failures.judge(error))
             raise
         if pending:
             await self._report(cluster, decision.no_address(effective, pending))
@@ -203,6 +213,7 @@ class Clusters:
         refused = await self._change_levels(cluster, state) or refused
         seen = self._observer.observe(cluster, effective, state)
         step = await self._next_step(seen)
+        seen = await self._with_warnings(seen, step)
         if isinstance(step, roller.Done) and state and not is_ready(cluster):
             state = state if await self._brokers.is_reachable() else None
             seen = self._observer.observe(cluster, effective, state)
@@ -236,6 +247,21 @@ class Clusters:
             if requested:
                 await self._status.merge(cluster, {"lastRebalance": requested})
         return self._pacing.seconds(step, verdict)
+
+    async def _with_warnings(self, seen: Observation, step: Step) -> Observation:
+        """Add the events about pods that are not ready, and about StatefulSets without all pods."""
+        if isinstance(step, roller.Done | roller.Proceed):
+            return seen
+        lacking = [
+            name
+            for name, one in seen.stateful_sets.items()
+            if len(pods.of_stateful_set(seen.pods, name)) < one["spec"]["replicas"]
+        ]
+        unready = [pod["metadata"]["name"] for pod in seen.pods if not pods.is_ready(pod)]
+        if not lacking and not unready:
+            return seen
+        found = await self._kube.warnings(self._namespace, {*lacking, *unready})
+        return dataclasses.replace(seen, warnings=tuple(found))
 
     async def _secure(self, cluster: Manifest) -> Manifest:
         """Issue the certificates of a cluster with TLS, and connect with the operator's.

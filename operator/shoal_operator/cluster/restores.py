@@ -38,6 +38,9 @@ _REMEDIES = {
         "The Secret of spec.tieredStorage.encryption must have each key with which objects are "
         "encrypted."
     ),
+    "BackupInTheClear": (
+        "On Kubernetes: remove spec.tieredStorage.encryption.keyId until the cluster is restored."
+    ),
     "StoreInvalid": "Change spec.tieredStorage.",
     "ObjectDamaged": "Restore the object from an older version in the bucket.",
 }

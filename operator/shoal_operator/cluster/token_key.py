@@ -117,4 +117,5 @@ class TokenKeys:
         )
         before = self._store.get("Secret", self._namespace, security.token_key(self._name))
         if before is None or has_drifted(want, before) or before.get("data") != want["data"]:
-            self._store.put(await self._kube.apply(want))
+            # The Secret may come from the user, or from a backup.
+            self._store.put(await self._kube.apply(want, adopt=True))

@@ -128,6 +128,10 @@ ALLOWED = frozenset(
     }
 )
 
+#: Names and values as the definitions of QueueClusters and QueueTopics admit them.
+NAME = re.compile(r"[A-Za-z0-9._-]+")
+LINE = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029]*")
+
 
 def reserved(name: str) -> str | None:
     """Return what to use instead of a setting that only the operator sets, else None."""
@@ -135,6 +139,23 @@ def reserved(name: str) -> str | None:
         return None
     by_prefix = (remedy for begin, remedy in RESERVED_PREFIXES.items() if name.startswith(begin))
     return RESERVED.get(name) or next(by_prefix, None)
+
+
+def find_malformed(config: Mapping[str, str]) -> str:
+    """Return what is wrong with a name or a value of `spec.config`, else an empty text.
+
+    The API server checks the same, but not for objects that are older than the check. A line break
+    in a broker's file would begin another setting, one that only the operator may set.
+    """
+    for name, value in sorted(config.items()):
+        if not NAME.fullmatch(name):
+            return (
+                f"spec.config has the name {name!r:.200}. Names have letters, digits, dots, "
+                "underscores and dashes only."
+            )
+        if not LINE.fullmatch(value):
+            return f"spec.config.{name} has a line break or a control character. Remove it."
+    return ""
 
 
 def first_reserved(spec: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -158,18 +158,21 @@ def _network_policy(cluster: Mapping[str, Any], operator_namespace: str) -> Mani
             {"port": pod_layout.port(p, slot), "protocol": "TCP"} for slot in every for p in given
         ]
 
-    given = [n["port"] for n in security.given_listeners(cluster)]
-    clients: Manifest = {"ports": ports(*given)}
-    peers = spec.get("networkPolicy", {}).get("from")
-    if peers:
-        clients["from"] = [*peers, {"podSelector": {"matchLabels": names.selector(name)}}]
-    scrape = {"ports": ports(spec["metrics"]["port"])}
     brokers = [{"podSelector": {"matchLabels": names.selector(name)}}]
     where = {"matchLabels": {NAMESPACE: operator_namespace}} if operator_namespace else {}
     operator = {
         "namespaceSelector": where,
         "podSelector": {"matchLabels": names.OPERATOR_LABELS},
     }
+    given = [n["port"] for n in security.given_listeners(cluster)]
+    clients: Manifest = {"ports": ports(*given)}
+    scrape: Manifest = {"ports": ports(spec["metrics"]["port"])}
+    peers = spec.get("networkPolicy", {})
+    if peers.get("from"):
+        clients["from"] = [*peers["from"], *brokers]
+    if peers.get("metricsFrom"):
+        # The kubelet's probes need no rule: a pod's own node always reaches it.
+        scrape["from"] = [*peers["metricsFrom"], *brokers, operator]
     quorum: Manifest = {
         "ports": [{"port": n.port, "protocol": "TCP"} for n in security.controllers(cluster)],
         # The operator sets the log levels of controllers that no client reaches.

@@ -108,6 +108,11 @@ _KAFKAS_DEFAULTS = {
 }
 
 
+def field_of(config_name: str) -> str:
+    """Return the field of a ShareGroup that sets a group config."""
+    return next(field for prefix, field in _FIELDS if config_name.startswith(prefix))
+
+
 def supported(
     spec: Mapping[str, Any], known: Collection[str]
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -116,8 +121,7 @@ def supported(
     given, lacking = config(spec), dict[str, list[str]]()
     for name, value in given.items():
         if name not in known and _KAFKAS_DEFAULTS.get(name) != value:
-            field = next(field for prefix, field in _FIELDS if name.startswith(prefix))
-            lacking.setdefault(field, []).append(name)
+            lacking.setdefault(field_of(name), []).append(name)
     return {name: value for name, value in given.items() if name in known}, lacking
 
 

@@ -13,6 +13,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 FIELD_MANAGER = "shoal-operator"
 #: Finalizer of resources with `deletionPolicy: Delete`.
 FINALIZER = f"{GROUP}/delete"
+MANAGED_BY = "app.kubernetes.io/managed-by"
 CLUSTER_LABEL = f"{GROUP}/cluster"
 CONSUMER_LABEL = f"{GROUP}/share-consumer"
 USER_LABEL = f"{GROUP}/user"
@@ -76,7 +77,7 @@ def labels(cluster: str, component: str = "broker") -> dict[str, str]:
         "app.kubernetes.io/name": "shoal",
         "app.kubernetes.io/instance": cluster,
         "app.kubernetes.io/component": component,
-        "app.kubernetes.io/managed-by": FIELD_MANAGER,
+        MANAGED_BY: FIELD_MANAGER,
         CLUSTER_LABEL: cluster,
     }
 
@@ -86,7 +87,7 @@ def consumer_labels(consumer: str, cluster: str) -> dict[str, str]:
         "app.kubernetes.io/name": "shoal-consumer",
         "app.kubernetes.io/instance": consumer,
         "app.kubernetes.io/component": "share-consumer",
-        "app.kubernetes.io/managed-by": FIELD_MANAGER,
+        MANAGED_BY: FIELD_MANAGER,
         CLUSTER_LABEL: cluster,
         CONSUMER_LABEL: consumer,
     }

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from shoal_operator.model.names import Manifest
 
 #: Fields of the status that count letters or records.
-COUNTS = ("lookedAt", "sent", "refused", "recordsMissing", "topicsMissing", "keysNotFreed")
+COUNTS = (
+    "lookedAt",
+    "sent",
+    "refused",
+    "doubted",
+    "recordsMissing",
+    "topicsMissing",
+    "keysNotFreed",
+)
 
 
 def plan(resource: Manifest, started: str = "") -> Plan:
@@ -65,6 +73,7 @@ def counts(result: Redriven, looked_at: int, sent_before: int) -> dict[str, int]
         "lookedAt": looked_at,
         "sent": sent_before + result.total,
         "refused": result.refused,
+        "doubted": result.doubted,
         "recordsMissing": result.records_missing,
         "topicsMissing": result.topics_missing.total(),
         "keysNotFreed": result.not_freed,
@@ -106,6 +115,7 @@ def verdict(resource: Manifest, total: int, found: dict[str, int], *, ended: boo
         f"{found[name]} {words}"
         for name, words in (
             ("refused", "letters were refused by the brokers"),
+            ("doubted", "letters are of a group with another dead-letter topic"),
             ("recordsMissing", "letters have lost their record"),
             ("topicsMissing", "letters have lost their topic"),
             ("keysNotFreed", "letters may still hold their keys"),

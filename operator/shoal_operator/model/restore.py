@@ -162,6 +162,7 @@ def _container(
         f"--brokers={ids}",
         f"--id={id_of(cluster)}",
         f"--summary={_TERMINATION_LOG}",
+        *(["--clear-backup"] if tiered.has_clear_backups(cluster) else []),
         *(f"--topic={topic}" for topic in cluster["spec"]["restoreFrom"].get("topics", [])),
     ]
     kept = {key: node[key] for key in _SHARED if key in node}

@@ -270,12 +270,20 @@ def authentication(listener: Mapping[str, Any]) -> str:
 
 
 def is_authorized(cluster: Mapping[str, Any]) -> bool:
-    """Return whether requests need permissions: as the spec says, or else if all clients log in."""
-    spec = cluster["spec"]
-    given = (spec.get("authorization") or {}).get("type")
+    """Return whether requests need permissions: as the spec says, or else if any clients log in.
+
+    A listener whose clients do not log in must not open the topics of those that do.
+    """
+    given = (cluster["spec"].get("authorization") or {}).get("type")
     if given is None:
-        return all(authentication(listener) for listener in spec["listeners"])
+        return any(map(authentication, given_listeners(cluster)))
     return bool(given == "simple")
+
+
+def is_opened(cluster: Mapping[str, Any]) -> bool:
+    """Return whether clients log in, and the spec says that they need no permissions."""
+    off = (cluster["spec"].get("authorization") or {}).get("type") == "none"
+    return off and any(map(authentication, given_listeners(cluster)))
 
 
 def super_users(cluster: Mapping[str, Any]) -> list[str]:

@@ -83,6 +83,11 @@ def sealing(cluster: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def has_clear_backups(cluster: Mapping[str, Any]) -> bool:
+    """Return whether there are keys, but none encrypts what brokers write now."""
+    return bool(volumes(cluster)) and "shoal.remote.encryption.key.id" not in sealing(cluster)
+
+
 def volumes(cluster: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the name, the Secret and the mount path of the volume with the keys, if there is one.
 

@@ -190,6 +190,9 @@ def _redrive_plan(
         )
         if any(getattr(one, name) for one in found)
     ]
+    warnings += [
+        f"{plural(one.doubted, 'letter')} left out: {one.doubt}." for one in found if one.doubted
+    ]
     for one in found:
         warnings += [
             f"{plural(number, 'letter')} left out: topic {name} does not exist."
@@ -223,7 +226,8 @@ def _nothing(topic: str, found: list[Redriven]) -> str:
             f"{plural(before, 'letter')} of {topic} {'was' if before == 1 else 'were'} sent back"
             " before, and there are no others. To send them again, check that box."
         )
-    return f"Topic {topic} has no such letters that can be sent back."
+    doubts = "".join(f" {one.doubted} do not count: {one.doubt}." for one in found if one.doubted)
+    return f"Topic {topic} has no such letters that can be sent back.{doubts}"
 
 
 async def _redrive(

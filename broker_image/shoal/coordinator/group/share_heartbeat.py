@@ -24,6 +24,7 @@ class HeartbeatRequest(NamedTuple):
     client_host: str = ""
     #: The connection of the request; empty if its loss has no meaning.
     connection_id: str = ""
+    principal: str = ""
 
 
 def updated(member: Member, request: HeartbeatRequest) -> Member:

@@ -75,6 +75,8 @@ class SoftState:
 
     #: The connection of each member's last heartbeat.
     connections: dict[str, str] = field(default_factory=dict)
+    #: The principal of each member.
+    principals: dict[str, str] = field(default_factory=dict)
     #: Heartbeats that wait for an initialization, by member.
     parked: dict[str, ParkedHeartbeat] = field(default_factory=dict)
     #: The epoch of the assignment that each member had in its last heartbeat.
@@ -95,6 +97,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
     def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
         """ShareGroupHeartbeat v1. Raises `ApiError` to refuse it."""
         check(request)
+        self._check_principal(request)
         released = self._release(request)
         try:
             draft = self._heartbeat(request, now_ms, token, may_park=True)
@@ -105,6 +108,18 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
             draft.reply(token, _refusal(refused))
         draft.replies[:0] = released.replies
         return draft.result()
+
+    def _check_principal(self, request: HeartbeatRequest) -> None:
+        """Raise UNKNOWN_MEMBER_ID for a member of another principal. Its id is no secret, so any
+        reader of the group could remove it. After the shard has been loaded, a member belongs to
+        the principal of its next heartbeat."""
+        soft = self._soft.get(request.group_id)
+        known = None if soft is None else soft.principals.get(request.member_id)
+        if known is not None and known != request.principal:
+            raise ApiError(
+                ErrorCode.unknown_member_id,
+                f"Member {request.member_id} is not a member of group {request.group_id}.",
+            )
 
     def connection_lost(
         self, group_id: str, member_id: str, connection_id: str, now_ms: int
@@ -309,6 +324,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
             self.context.deadlines.cancel(self.key(what, group, member_id))
         soft = self._soft[group.group_id]
         soft.connections.pop(member_id, None)
+        soft.principals.pop(member_id, None)
         soft.epochs.pop(member_id, None)
         self.forget_member(group, member_id)
 
@@ -359,6 +375,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         self.context.deadlines.cancel(self.key("lost", group, member_id))
         soft = self._soft[group.group_id]
         soft.connections[member_id] = request.connection_id
+        soft.principals[member_id] = request.principal
         member = group.members.get(member_id)
         reached = 0 if member is None else member.member_epoch
         if request.member_epoch < reached:

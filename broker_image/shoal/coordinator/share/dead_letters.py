@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from shoal.record.records import NewRecord, Record
 
 PREFIX = "__dlq.errors."
+#: The assumed size of a header beside its content, and the headers of a record that a dead letter
+#: copies: writing them takes some milliseconds.
+HEADER_BYTES, HEADERS_MAX = 16, 10_000
 
 
 class DeadLetterFailure(NamedTuple):
@@ -81,8 +84,10 @@ def readable(ranges: Iterable[DeadLetterRange]) -> list[int]:
 
 
 def size_bytes(record: Record) -> int:
-    """Return about the size of a record in its dead letter."""
+    """Return about the size of a record in its dead letter. A header without content counts as the
+    work that it is."""
     size = len(record.key or b"") + len(record.value or b"")
+    size += HEADER_BYTES * len(record.headers)
     return size + sum(len(name) + len(value or b"") for name, value in record.headers)
 
 
@@ -90,7 +95,11 @@ def dead_letter_records(
     source: Source, ranges: Iterable[DeadLetterRange], found: Mapping[int, Record], *, now_ms: int
 ) -> Iterator[NewRecord]:
     """Yield the dead letters of some offsets. Without a `found` record, a dead letter has headers
-    only."""
+    only.
+
+    The record's own headers of these names are left out: its producer could name another topic or
+    group in them.
+    """
     for one in ranges:
         for offset in range(one.first, one.last + 1):
             headers = _headers(source, one, offset, now_ms)
@@ -98,7 +107,8 @@ def dead_letter_records(
             if record is None:
                 yield now_ms, None, None, headers
             else:
-                yield record.timestamp_ms, record.key, record.value, [*record.headers, *headers]
+                kept = [(name, v) for name, v in record.headers if not name.startswith(PREFIX)]
+                yield record.timestamp_ms, record.key, record.value, [*kept, *headers]
 
 
 def _headers(

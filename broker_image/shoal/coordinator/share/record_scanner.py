@@ -3,29 +3,40 @@
 A scan resumes where the last one stopped, also within a batch. Offsets that the log has lost, or
 never delivers, are skipped: the window archives them, and those in HOLDS_KEY are freed. If only
 keys are needed, of new batches without holes, one call reads the keys of a whole read.
+
+A step is bounded in records and in bytes, since a few bytes of a compressed batch may expand to
+many megabytes. A batch that takes more than a whole step is read in a thread (`LargeRead`), as many
+records at a time as a step takes.
 """
 
 from __future__ import annotations
 
 from array import array
-from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.delivery_failure import Cause
-from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
+from shoal.coordinator.share.record_facts import (
+    BatchFacts,
+    Fact,
+    HeaderReader,
+    LargeBatch,
+    key_hashes,
+)
 from shoal.coordinator.share.states import AVAILABLE, is_terminal
 from shoal.record.batch import CorruptBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shoal.coordinator.share.batches import Batches
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition
     from shoal.coordinator.share.states import StateBatch
 
 
+#: The work of one step in bytes, after decompression: some milliseconds.
+STEP_BYTES_MAX = 4 << 20
+#: Records of a `LargeRead`.
+LARGE_READ_RECORDS = 2000
 #: A corrupt batch of more offsets gets no dead letters, since a header may claim two billion.
 #: librdkafka's default of batch.num.messages.
 DEAD_LETTERS_OF_BATCH_MAX = 10_000
@@ -41,11 +52,55 @@ class Places(Protocol):
         """Take new records from `first` on, of which only the keys matter."""
 
 
+class LargeRead:
+    """Reads further records of a batch that takes longer than a step. `run` runs in a thread; until
+    it has ended, nobody else uses the batch."""
+
+    __slots__ = ("_batch", "_headers", "_outcome", "is_started")
+
+    def __init__(self, batch: BatchFacts, headers: HeaderReader | None) -> None:
+        self._batch = batch
+        self._headers = None if headers is None else headers.copy()
+        self._outcome: list[Fact] | CorruptBatch | None = None
+        self.is_started = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `run` has ended."""
+        return self._outcome is not None
+
+    def run(self) -> None:
+        """Read the records."""
+        try:
+            self._outcome = self._batch.take(LARGE_READ_RECORDS, self._headers)
+        except CorruptBatch as error:
+            self._outcome = error
+
+    def result(self, headers: HeaderReader | None) -> list[Fact]:
+        """Return the facts, and add the counts of headers to `headers`. Raises `CorruptBatch`."""
+        assert self._outcome is not None
+        if headers is not None and self._headers is not None:
+            headers.add_counts(self._headers)
+        if isinstance(self._outcome, CorruptBatch):
+            raise self._outcome
+        return self._outcome
+
+
 class RecordScanner:
     """The progress of scanning one share partition. `keys` selects whether to read keys; `headers`
     reads headers if they are needed."""
 
-    __slots__ = ("_keys", "_open", "_open_last", "_share", "cursor", "headers")
+    __slots__ = (
+        "_bytes_left",
+        "_is_fresh",
+        "_keys",
+        "_open",
+        "_open_last",
+        "_share",
+        "cursor",
+        "headers",
+        "large_read",
+    )
 
     def __init__(self, share: SharePartition, *, keys: bool, headers: HeaderReader | None) -> None:
         self._share = share
@@ -54,8 +109,31 @@ class RecordScanner:
         #: All offsets below have been scanned.
         self.cursor = share.start_offset
         #: The rest of a partly scanned batch, and its last offset.
-        self._open: Iterator[Fact] | None = None
+        self._open: BatchFacts | None = None
         self._open_last = -1
+        #: The read of the open batch, if that takes longer than a step.
+        self.large_read: LargeRead | None = None
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Begin a step, in another turn of the event loop."""
+        self._bytes_left = STEP_BYTES_MAX
+        #: Whether the step has not read a record yet. Its first batch may use up all of it.
+        self._is_fresh = True
+
+    @property
+    def must_pause(self) -> bool:
+        """Whether this step must end: it has done its work, or waits for a `LargeRead`."""
+        waits = self.large_read is not None and not self.large_read.is_done
+        return waits or (self._bytes_left <= 0 and not self._is_fresh)
+
+    def _room(self) -> int:
+        """Return the bytes that the next batch may expand to in this step."""
+        return STEP_BYTES_MAX if self._is_fresh else max(self._bytes_left, 0)
+
+    def _spend(self, size: int) -> None:
+        self._bytes_left -= size
+        self._is_fresh = False
 
     @property
     def is_open(self) -> bool:
@@ -79,7 +157,7 @@ class RecordScanner:
     def start_moved(self, start: int) -> None:
         """Skip offsets below `start`, which the log has lost."""
         if self._open is not None and self._open_last < start:
-            self._open = None
+            self._open = self.large_read = None
         self.cursor = max(self.cursor, start)
 
     def scan(
@@ -94,6 +172,7 @@ class RecordScanner:
         """Scan about `budget` records of a read from `next_offset` on. Return their number, and add
         the skipped offsets to `changes`."""
         share = self._share
+        self._bytes_left -= len(batches.data)
         whole, taken = self._scan_keys(batches, places, budget)
         skipped = iter(batches.skipped)
         gap = next(skipped, None)
@@ -106,13 +185,15 @@ class RecordScanner:
                 gap = next(skipped, None)
             if last < self.cursor:
                 continue
+            if self.must_pause:
+                break
             if last >= share.end_offset:
                 share.extend(last)
             begin = batches.ends[at - 1] if at else 0
-            self._open = facts(batches.data, begin, keys=self._keys, headers=self.headers)
+            self._open = BatchFacts(batches.data, begin, keys=self._keys)
             self._open_last = last
             taken += self.resume(places, now_ms, budget - taken, settings, changes)
-            if taken >= budget:
+            if taken >= budget or self._open is not None:
                 break
         return taken
 
@@ -127,6 +208,7 @@ class RecordScanner:
         whole, keys = self._keys_of(batches, budget)
         if not whole:
             return 0, 0
+        self._is_fresh = False
         last = batches.lasts[whole - 1]
         if last >= share.end_offset:
             share.extend(last)
@@ -145,7 +227,10 @@ class RecordScanner:
         data = b""
         while whole < len(batches) and lasts[whole] - cursor < budget:
             data = data or bytes(batches.data)
-            hashes = key_hashes(data, ends[whole - 1] if whole else 0, ends[whole])
+            begin = ends[whole - 1] if whole else 0
+            hashes, expanded = key_hashes(data, begin, ends[whole], self._room())
+            if expanded:
+                self._spend(expanded)
             if hashes is None:
                 break
             keys.extend(hashes[max(cursor - bases[whole], 0) :])
@@ -161,29 +246,53 @@ class RecordScanner:
         changes: list[StateBatch],
     ) -> int:
         """Continue the open batch. Return the number of scanned records."""
-        assert self._open is not None
-        scanned, cause = 0, None
-        if self.headers is not None:
-            self.headers.now_ms = now_ms
+        batch, cause = self._open, None
+        assert batch is not None
+        if self.must_pause:
+            return 0
+        found: list[Fact] = []
         try:
-            for fact in islice(self._open, budget):
-                scanned += 1
-                offset = fact[0]
-                if self.cursor <= offset <= self._open_last:
-                    if offset > self.cursor:  # Compaction took what was between.
-                        self._skip(self.cursor, offset - 1, changes)
-                    self.cursor = offset + 1
-                    places.take_in(fact, now_ms)
-            if scanned == budget:
-                return scanned
+            found = self._take(batch, now_ms, budget)
+        except LargeBatch:
+            if self._is_fresh:
+                self.large_read = LargeRead(batch, self.headers)
+            self._bytes_left, self._is_fresh = 0, False
+            return 0
         except CorruptBatch:
             if settings.dead_letters and self._open_last - self.cursor < DEAD_LETTERS_OF_BATCH_MAX:
                 cause = Cause.CORRUPT
+        self._put(found, places, now_ms, changes)
+        if found and not batch.is_read:
+            return len(found)
         self._open = None
         if self.cursor <= self._open_last:
             self._skip(self.cursor, self._open_last, changes, cause)
             self.cursor = self._open_last + 1
-        return max(scanned, 1)
+        return max(len(found), 1)
+
+    def _put(
+        self, found: list[Fact], places: Places, now_ms: int, changes: list[StateBatch]
+    ) -> None:
+        for fact in found:
+            offset = fact[0]
+            if self.cursor <= offset <= self._open_last:
+                if offset > self.cursor:  # Compaction took what was between.
+                    self._skip(self.cursor, offset - 1, changes)
+                self.cursor = offset + 1
+                places.take_in(fact, now_ms)
+
+    def _take(self, batch: BatchFacts, now_ms: int, count: int) -> list[Fact]:
+        """Return further facts of a batch. Raises `CorruptBatch` and `LargeBatch`."""
+        if self.headers is not None:
+            self.headers.now_ms = now_ms
+        read, self.large_read = self.large_read, None
+        if read is not None:
+            self._spend(STEP_BYTES_MAX)
+            return read.result(self.headers)
+        before = batch.cost_bytes
+        found = batch.take(count, self.headers, self._room())
+        self._spend(batch.cost_bytes - before)
+        return found
 
     def _skip(
         self, first: int, last: int, changes: list[StateBatch], cause: Cause | None = None

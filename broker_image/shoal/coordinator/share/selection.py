@@ -39,7 +39,7 @@ from shoal.coordinator.share.key_queues import key_queues
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
-from shoal.coordinator.share.record_scanner import RecordScanner
+from shoal.coordinator.share.record_scanner import LargeRead, RecordScanner
 from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HOLDS_KEY, is_terminal
 from shoal.record.offset_set import ranges_of
 
@@ -274,6 +274,20 @@ class Selection:
     def is_open(self) -> bool:
         """Whether a batch is partly scanned: `scan` resumes it without a read."""
         return self._scanner.is_open
+
+    @property
+    def must_pause(self) -> bool:
+        """Whether the scan must continue in a later turn of the event loop."""
+        return self._scanner.must_pause
+
+    @property
+    def large_read(self) -> LargeRead | None:
+        """The read of a batch that takes too long for the event loop, until it is scanned."""
+        return self._scanner.large_read
+
+    def begin_scan(self) -> None:
+        """Begin to scan in another turn of the event loop."""
+        self._scanner.begin_step()
 
     def next_scan_offset(self) -> int:
         """Return the offset to read the log from."""

@@ -4,6 +4,9 @@ A session belongs to a member of a group on one broker. Epoch 0 opens it with al
 further request carries the next epoch and the changes only; epoch -1 closes it. A request with
 another epoch is refused: it is a duplicate, or one was lost. Sessions are soft state; a member
 opens a new one if the broker has none.
+
+A session belongs to the principal that opened it, since member ids are no secret to readers of the
+group. To another principal, the broker has no such session.
 """
 
 from __future__ import annotations
@@ -28,12 +31,23 @@ class ShareSession:
     """One member's session. `partitions` keep their order; True marks one whose next result is
     always sent: it is new, or failed last time."""
 
-    __slots__ = ("connection_id", "epoch", "group_id", "member_id", "partitions", "reassigned")
+    __slots__ = (
+        "connection_id",
+        "epoch",
+        "group_id",
+        "member_id",
+        "partitions",
+        "principal",
+        "reassigned",
+    )
 
-    def __init__(self, group_id: str, member_id: str, connection_id: str) -> None:
+    def __init__(
+        self, group_id: str, member_id: str, connection_id: str, principal: str = ""
+    ) -> None:
         self.group_id = group_id
         self.member_id = member_id
         self.connection_id = connection_id
+        self.principal = principal
         #: The epoch of the next request.
         self.epoch = 1
         self.partitions: dict[TopicPartition, bool] = {}
@@ -79,11 +93,15 @@ class ShareSessions:
         connection_id: str,
         partitions: Iterable[TopicPartition],
         client_id: str = "",
+        principal: str = "",
     ) -> ShareSession:
-        """Open a member's session, in place of an earlier one.
+        """Open a member's session, in place of an earlier one of the same principal.
 
-        Raises SHARE_SESSION_LIMIT_REACHED.
+        Raises SHARE_SESSION_NOT_FOUND, SHARE_SESSION_LIMIT_REACHED.
         """
+        before = self.get(group_id, member_id)
+        if before is not None and before.principal != principal:
+            raise _not_found(group_id, member_id)
         self.close(group_id, member_id)
         if len(self._sessions) >= self.limit:
             raise ApiError(
@@ -91,7 +109,7 @@ class ShareSessions:
                 f"this broker keeps at most {self.limit} share sessions "
                 "(group.share.max.share.sessions)",
             )
-        session = ShareSession(group_id, member_id, connection_id)
+        session = ShareSession(group_id, member_id, connection_id, principal)
         session.partitions = dict.fromkeys(partitions, True)
         self._sessions[(group_id, member_id)] = session
         self._members[group_id] = self._members.get(group_id, 0) + 1
@@ -105,18 +123,15 @@ class ShareSessions:
         """Return a member's client.id, also for a while after its session; "" if unknown."""
         return self._client_ids.get((group_id, member_id), "")
 
-    def next(self, group_id: str, member_id: str, epoch: int) -> ShareSession:
-        """Return the session of a request with `epoch`, not 0, and advance it unless the epoch is
-        final.
+    def next(self, group_id: str, member_id: str, epoch: int, principal: str = "") -> ShareSession:
+        """Return the session of a principal's request with `epoch`, not 0, and advance it unless
+        the epoch is final.
 
         Raises SHARE_SESSION_NOT_FOUND, INVALID_SHARE_SESSION_EPOCH.
         """
         session = self._sessions.get((group_id, member_id))
-        if session is None:
-            raise ApiError(
-                ErrorCode.share_session_not_found,
-                f"member {member_id} of group {group_id} has no share session here",
-            )
+        if session is None or session.principal != principal:
+            raise _not_found(group_id, member_id)
         if epoch == FINAL_EPOCH:
             return session
         if epoch != session.epoch:
@@ -137,3 +152,10 @@ class ShareSessions:
             else:
                 del self._members[group_id]
         return session
+
+
+def _not_found(group_id: str, member_id: str) -> ApiError:
+    return ApiError(
+        ErrorCode.share_session_not_found,
+        f"member {member_id} of group {group_id} has no share session here",
+    )

@@ -21,8 +21,7 @@ from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security import principals
-from shoal.security.principals import ForwardedPrincipal
-from shoal.server.authorization import OWN
+from shoal.security.principals import OWN, ForwardedPrincipal
 from shoal.server.network.api import Api, Peer, Request
 from shoal.server.network.links import Link, SetupTimeouts, plaintext
 

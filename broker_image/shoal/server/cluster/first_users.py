@@ -69,6 +69,11 @@ class FirstUsers:
         self._metadata = metadata
         self._is_needed = False
 
+    @property
+    def has_file(self) -> bool:
+        """Whether a new cluster begins here with the records of the file."""
+        return self._storage.exists(_path(self._directory))
+
     def start(self) -> None:
         """Read the file, before the controller decides. Raises `CorruptLog`."""
         records = self._metadata.first_records = read(self._storage, self._directory)
@@ -78,8 +83,8 @@ class FirstUsers:
 
     def _changed(self, image: MetadataImage, _delta: MetadataDelta) -> None:
         if self._is_needed and image.features:
-            self._is_needed = False
             self._storage.remove(_path(self._directory))
+            self._is_needed = False
 
 
 def _path(directory: str) -> str:

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 #: Records in one batch of a snapshot: 2 to 3 ms of work.
 _SNAPSHOT_BATCH = 250
+_DURABLE = (
+    "The change is durable, but this broker could not apply it to its disk yet, and repeats it:"
+    " {reason}"
+)
 Decide = Callable[[MetadataImage], Decision]
 
 
@@ -326,14 +330,14 @@ class Metadata:
         """Publish a decision, and complete its future with the response or an error."""
         answer = one.answer
         try:
-            if one.delta is not None:
-                self._cache.publish(one.image, one.delta)
+            reason = None if one.delta is None else self._cache.publish(one.image, one.delta)
             if answer is None:
                 return
+            if reason is not None:
+                raise ApiError(ErrorCode.kafka_storage_error, _DURABLE.format(reason=reason))
             response = one.respond()
         except OSError as error:
-            what = f"The change is durable, but this broker could not apply it to its disk: {error}"
-            _refuse(answer, ApiError(ErrorCode.kafka_storage_error, what))
+            _refuse(answer, ApiError(ErrorCode.kafka_storage_error, _DURABLE.format(reason=error)))
         except Exception as error:
             if answer is None:
                 raise

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
-from shoal.metadata.names import METADATA_TOPIC
+from shoal.metadata.names import METADATA_LOG, METADATA_TOPIC
 from shoal.quorum import wire
 from shoal.quorum.events import (
     Effects,
@@ -38,6 +38,7 @@ from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import Message, Request, Response
 from shoal.quorum.quorum_state import CorruptState
 from shoal.quorum.raft import Raft
+from shoal.quorum.replica import CommittedRecordsLost
 from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
@@ -128,6 +129,7 @@ class Quorum:
         self.fault: str | None = None
         #: Why the replica cannot write and waits to be opened again; None while it works.
         self.write_failure: str | None = None
+        self._has_logged_failure = False
         self._step_calls: list[Callable[[], None]] = []
         self._log: Log | None = None
         self._store: QuorumStore | None = None
@@ -326,7 +328,12 @@ class Quorum:
         return self.fault is None and self.write_failure is None and not self._stopped
 
     def _step(self, event: Event) -> Effects | None:
-        effects = self.raft.step(event, self._now_ms())
+        try:
+            effects = self.raft.step(event, self._now_ms())
+            self._check_truncation(effects)
+        except CommittedRecordsLost as error:
+            self._lose_controllers(error)
+            return None
         try:
             self.store.apply(effects, now_ms=self._clock.now_ms())
             for message in effects.messages:
@@ -340,6 +347,30 @@ class Quorum:
             self._failed(error)
             return None
         return effects
+
+    def _check_truncation(self, effects: Effects) -> None:
+        """Raise `CommittedRecordsLost` if nothing in a leader's log is in this one, and this broker
+        has logs of topics. After a restart the replica does not know yet what is committed, but
+        the records that created those topics were."""
+        log = self.store.log
+        begin, end = log.log_start_offset, log.log_end_offset
+        cut = effects.truncate_to
+        if cut is None or cut > begin or begin == end:
+            return
+        if [name for name in self._directory.logs_with_data() if name != METADATA_LOG]:
+            raise CommittedRecordsLost(cut, end)
+
+    def _lose_controllers(self, error: CommittedRecordsLost) -> None:
+        """End the process: to follow this leader would be to forget the topics."""
+        log = self.store.log
+        leader = self.raft.leader_id
+        self.fail(
+            f"Controller {leader} has lost metadata: its log agrees with this node's up to offset"
+            f" {error.common}, and this node has it up to {error.committed}, in {log.directory}."
+            " Stop the controllers and restore their data directories, from snapshots of their"
+            " volumes or a backup. This node keeps its metadata and all records as they are."
+        )
+        self._node.fail(str(self.fault))
 
     def on_step(self, call: Callable[[], None]) -> None:
         """Call `call` after every step: the high watermark, the leader or the epoch may have
@@ -356,6 +387,9 @@ class Quorum:
         elif self.write_failure is None:
             self.write_failure = f"The metadata log cannot be written: {error}"
             self._loop.call_later(_REOPEN_S, self.recover)
+        if not self._has_logged_failure:
+            self._has_logged_failure = True
+            self._node.log.error("the metadata log failed", error=self.failure)
 
     def recover(self) -> None:
         """Open the replica again after a failed write, if the disk permits."""
@@ -374,6 +408,7 @@ class Quorum:
         if sync is None or self._inline:
             if sync is not None:
                 sync.run()
+                self._note_written()
             self._events.append(Synced(self.store.finish_sync(sync)))
             return
         raft = self.raft
@@ -383,6 +418,8 @@ class Quorum:
         error = work.exception()
         assert error is None or isinstance(error, OSError), error
         end_offset = self.store.finish_sync(sync, error)
+        if error is None:
+            self._note_written()
         if self.raft is not raft and error is None:
             return  # The replica was opened again meanwhile.
         if error is not None:
@@ -391,6 +428,11 @@ class Quorum:
                 call()
         else:
             self.step(Synced(end_offset))
+
+    def _note_written(self) -> None:
+        if self._has_logged_failure and self.fault is None:
+            self._has_logged_failure = False
+            self._node.log.warning("the metadata log can be written again")
 
     def _arm(self) -> None:
         at = self.raft.next_deadline_ms

@@ -403,14 +403,19 @@ def is_open(log: Log, producer_id: int, producer_epoch: int) -> bool:
     )
 
 
-def write_error(error: ErrorCode, *, abortable: bool, implicit: bool = False) -> ErrorCode:
-    """Return the error for a producer whose partition was not enlisted, by Kafka's mapping, so that
-    each client retries, aborts or fails. `abortable` clients support KIP-1050. `implicit` ones
-    retry while their last transaction is ending."""
+def append_error(error: ErrorCode, *, abortable: bool, implicit: bool) -> ErrorCode:
+    """Return the error of a Produce whose partition was not enlisted. `implicit` ones retry while
+    their last transaction is ending; the others may not know that error."""
     if error is ErrorCode.concurrent_transactions and implicit:
         return error
     if error in _RETRIED:
         return ErrorCode.not_enough_replicas
+    return write_error(error, abortable=abortable)
+
+
+def write_error(error: ErrorCode, *, abortable: bool) -> ErrorCode:
+    """Return the error for a producer whose partition was not enlisted, by Kafka's mapping, so that
+    each client retries, aborts or fails. `abortable` clients support KIP-1050."""
     if error is ErrorCode.producer_fenced:
         return ErrorCode.invalid_producer_epoch
     if error is ErrorCode.transaction_abortable and not abortable:

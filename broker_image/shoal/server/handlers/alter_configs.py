@@ -14,6 +14,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Operation
 from shoal.server.handlers import authorization
 from shoal.server.network.api import Remainder
+from shoal.server.share.dead_letters import TOPIC_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -132,18 +133,37 @@ def alteration(resource: Any, *, incremental: bool) -> Alteration:
 def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
     """Alter configs; with `incremental` only those that the request names."""
     body = request.body
-    codes = [authorization.of_config(broker, request, resource) for resource in body.resources]
-    asked = list(zip(body.resources, codes, strict=True))
-    refused = [result(resource, code, None) for resource, code in asked if code is not None]
-    alterations = [
-        alteration(resource, incremental=incremental) for resource, code in asked if code is None
-    ]
+    alterations, refused = [], []
+    for resource in body.resources:
+        code = authorization.of_config(broker, request, resource)
+        asked = alteration(resource, incremental=incremental)
+        if code is not None:
+            refused.append(result(resource, code, None))
+        elif (topic := _forbidden_dead_letters(broker, request, asked)) is not None:
+            text = f"Setting the dead-letter topic {topic} needs WRITE on it."
+            refused.append(result(resource, ErrorCode.topic_authorization_failed, text))
+        else:
+            alterations.append(asked)
     return broker.metadata.submit(
         lambda image: alter_configs(
             image, alterations, incremental=incremental, validate_only=body.validate_only
         ),
         lambda altered_rows: {"responses": [*altered_rows, *refused]},
     )
+
+
+def _forbidden_dead_letters(broker: Broker, request: Request, asked: Alteration) -> str | None:
+    """Return the dead-letter topic that a group would get and the sender may not write to, or None.
+    The brokers write to it with rights of their own, what the group's members reject."""
+    if asked.resource_type != ResourceType.GROUP:
+        return None
+    for change in asked.changes:
+        if change.name == TOPIC_NAME and change.value:
+            if not broker.access.allows(
+                request, Operation.WRITE, authorization.TOPIC, change.value
+            ):
+                return change.value
+    return None
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:

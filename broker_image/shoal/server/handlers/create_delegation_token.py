@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
-_USER = "User"
 _ERROR_MS = -1
 
 
@@ -28,18 +27,23 @@ def admit(broker: Broker, request: Request) -> None:
         # Kafka fails to make such a principal.
         raise ApiError(ErrorCode.unknown_server_error)
     _authorize(broker, request)
-    if any(renewer.principal_type != _USER for renewer in request.body.renewers):
-        raise ApiError(ErrorCode.invalid_principal_type)
 
 
 def _authorize(broker: Broker, request: Request) -> None:
     """Raise `ApiError` unless the sender may create a token for its owner: itself, or a user for
-    whom it has CREATE_TOKENS."""
+    whom it has CREATE_TOKENS. Kafka checks the type of renewers only: there, who may create tokens
+    for others may become a principal of any type."""
     owner = _owner(request)
-    if owner is None or owner == request.peer.principal:
-        return
-    if not authorization.each(broker, request, ResourceType.USER)(owner):
-        raise ApiError(ErrorCode.delegation_token_authorization_failed)
+    if owner is not None and owner != request.peer.principal:
+        if not authorization.each(broker, request, ResourceType.USER)(owner):
+            raise ApiError(ErrorCode.delegation_token_authorization_failed)
+    named = [owner or ANONYMOUS, *_renewers(request)]
+    if not all(map(tokens.is_user, named)):
+        raise ApiError(ErrorCode.invalid_principal_type)
+
+
+def _renewers(request: Request) -> list[str]:
+    return [f"{r.principal_type}:{r.principal_name}" for r in request.body.renewers]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -54,7 +58,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         uuid_text(broker.node.random_id()),
         owner=owner,
         requester=requester,
-        renewers=[f"{r.principal_type}:{r.principal_name}" for r in request.body.renewers],
+        renewers=_renewers(request),
         max_lifetime_ms=request.body.max_lifetime_ms,
         lifetimes=token_requests.lifetimes(broker.config),
         now_ms=broker.clock.now_ms(),

@@ -80,7 +80,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 def _shown(broker: Broker, request: Request, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Hide the configs of new topics from a client that may not describe them."""
-    created = [result["name"] for result in results if result["error_code"] is ErrorCode.none]
+    created = {result["name"] for result in results if result["error_code"] is ErrorCode.none}
     shown = broker.access.permitted(
         request, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, created, audited=False
     )

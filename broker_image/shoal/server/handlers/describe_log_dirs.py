@@ -35,9 +35,9 @@ def handle(broker: Broker, request: Request) -> Answer:
         total = min(total, limit)
     except OSError:
         total = usable = _UNKNOWN_BYTES
-    offline = any(partition.log.offline for partition in broker.partitions)
+    fails = broker.unhealthy() is not None or broker.disk_trouble() is not None
     result = {
-        "error_code": ErrorCode.kafka_storage_error if offline else ErrorCode.none,
+        "error_code": ErrorCode.kafka_storage_error if fails else ErrorCode.none,
         "log_dir": directory.path,
         "topics": [
             {"name": name, "partitions": results} for name, results in sorted(topics.items())

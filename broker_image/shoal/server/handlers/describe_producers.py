@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shoal.metadata import names
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
@@ -37,6 +38,8 @@ def _result(broker: Broker, topic: str, index: int, permitted: bool) -> dict[str
         return result | {"error_code": ErrorCode.topic_authorization_failed}
     if partition is None:
         code, _ = absence(broker.image, topic, None, index)
+        if names.invalid_topic(topic):
+            code = ErrorCode.invalid_topic_exception
         return result | {"error_code": code, "error_message": f"{topic}-{index} is not here"}
     if not partition.is_leader:
         return result | {"error_code": ErrorCode.not_leader_or_follower}

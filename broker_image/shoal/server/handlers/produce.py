@@ -251,13 +251,11 @@ def _append(
 
 
 def _may_write_internal(broker: Broker, request: Request, topic: str) -> bool:
-    """Whether the client may write to an internal topic. Leaders of tiered partitions write to
-    `__remote_log_metadata`, on whichever broker its leader is."""
-    if request.header.client_id == ADMIN_CLIENT_ID:
-        return True
-    return topic == REMOTE_LOG_METADATA and broker.access.allows_cluster(
-        request, Operation.CLUSTER_ACTION
-    )
+    """Whether the client may write to an internal topic: as Kafka's tools do, or as leaders of
+    tiered partitions write to `__remote_log_metadata`, on whichever broker its leader is. Anybody
+    can have the id of Kafka's tools, so it needs the rights of a broker."""
+    is_usual = request.header.client_id == ADMIN_CLIENT_ID or topic == REMOTE_LOG_METADATA
+    return is_usual and broker.access.allows_cluster(request, Operation.CLUSTER_ACTION)
 
 
 def _refused_before(

@@ -38,7 +38,7 @@ def handle(broker: Broker, request: Request) -> Answer:
             ErrorCode.invalid_share_session_epoch,
             "a share session is opened by ShareFetch, not by an acknowledgement",
         )
-    service.sessions.next(group_id, member_id, body.share_session_epoch)
+    service.sessions.next(group_id, member_id, body.share_session_epoch, request.peer.principal)
     if body.share_session_epoch != FINAL_EPOCH and (single := _acknowledge_single(broker, request)):
         return single
     acks = Acks(service, authorization.reads(broker, request))

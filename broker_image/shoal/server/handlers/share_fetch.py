@@ -46,7 +46,9 @@ def handle(broker: Broker, request: Request) -> Answer:
         except ApiError as refused:
             return _later(broker, body.max_wait_ms, refused)
     else:
-        session = service.sessions.next(group_id, member_id, body.share_session_epoch)
+        session = service.sessions.next(
+            group_id, member_id, body.share_session_epoch, request.peer.principal
+        )
         for key in requested:
             session.partitions.setdefault(key, True)
         acks.apply(

@@ -25,6 +25,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         request.header.client_id or "",
         f"/{request.peer.host}",
         request.peer.connection_id,
+        request.peer.principal,
     )
     reply = broker.groups.submit(
         body.group_id,

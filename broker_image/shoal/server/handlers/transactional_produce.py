@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.record.batch import HEADER_SIZE, BatchHeader, CorruptBatch, read_header
 from shoal.replication.partition import Partition
-from shoal.server.coordinators.transactions import Errors, write_error
+from shoal.server.coordinators.transactions import Errors, append_error
 from shoal.server.network.api import Answer, Body, Request
 from shoal.transaction.shard import Writer
 
@@ -92,7 +92,7 @@ def _refused(request: Request, batches: list[Batch], errors: Errors) -> Refused:
         where = (partition.topic, partition.index)
         error = errors.get(where, ErrorCode.none)
         if error:
-            code = write_error(
+            code = append_error(
                 error, abortable=request.version >= ABORTABLE_SINCE, implicit=_implicit(request)
             )
             message = f"{partition.topic}-{partition.index} is not part of the transaction of"

@@ -73,8 +73,6 @@ def _enlist(
             error = ErrorCode.invalid_producer_epoch
         if error:
             code = write_error(error, abortable=request.version >= ABORTABLE_SINCE)
-            if code is ErrorCode.not_enough_replicas:
-                code = ErrorCode.coordinator_not_available
             _finish(answer, refuse(request, code, None))
         else:
             _commit(broker, request, results, commits, answer)

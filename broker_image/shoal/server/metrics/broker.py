@@ -53,6 +53,7 @@ class LogMaintenancePort(Protocol):
 
     compactions_total: int
     segments_deleted_total: int
+    stray_logs: int
 
 
 class LoginCountsPort(Protocol):
@@ -217,6 +218,11 @@ def _register_disk(metrics: Metrics, disk: Disk, log_maintenance: LogMaintenance
         "counter",
         "Segments deleted by retention and compaction.",
         lambda: [((), log_maintenance.segments_deleted_total)],
+    )
+    metrics.gauge(
+        "shoal_log_stray_directories",
+        "Directories of logs that the metadata does not know, which end in -stray.",
+        lambda: log_maintenance.stray_logs,
     )
 
 

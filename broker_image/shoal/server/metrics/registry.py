@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.server import open_files
 
 Labels = tuple[tuple[str, str], ...]
 Samples = Iterable[tuple[Labels, float]]
@@ -176,6 +177,8 @@ class Metrics:
         )
         self.add("process_cpu_seconds_total", "counter", "CPU time used.", _cpu_seconds)
         self.gauge("process_resident_memory_bytes", "Resident memory.", _resident_bytes)
+        self.gauge("process_open_fds", "Open descriptors of files and sockets.", open_files.count)
+        self.gauge("process_max_fds", "Largest number of open descriptors.", open_files.limit)
 
     def _of_topics(self, attribute: str) -> Samples:
         return [((("topic", t),), getattr(meter, attribute)) for t, meter in self.topics.items()]

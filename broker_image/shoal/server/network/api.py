@@ -119,6 +119,8 @@ class Request:
     size: int = 0
     busy_ns: int = 0
     id: bytes = b""
+    #: Whether it is handled in several turns of the event loop (`pieces`). Its connection waits.
+    is_in_pieces: bool = False
     _on_released: Callable[[], None] | None = field(default=None, init=False)
 
     @property

@@ -10,6 +10,7 @@ Requests are handled as they arrive, even while earlier ones wait. A connection 
 * at a number of pending requests, or at a sum of their sizes;
 * while the client does not read its responses;
 * while the client is throttled by a quota;
+* while a request is handled in pieces (`pieces`);
 * before a large request or a produce request, while the limits of the broker are reached
   (`request_limits`).
 
@@ -100,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         "_frame",
         "_frame_size_max",
         "_frame_view",
+        "_in_pieces",
         "_is_closing",
         "_listener",
         "_loop",
@@ -135,6 +137,8 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_bytes = 0
         self._bytes_buffered = 0
         self._paused = self._write_paused = False
+        #: A request that is handled in pieces. The next one waits for it.
+        self._in_pieces: PendingResponse | None = None
         self._turn_cost = 0
         self._request_limits = listener.request_limits
         #: Whether it waits in the queue of the request limits.
@@ -291,6 +295,9 @@ class Connection(asyncio.BufferedProtocol):
         self._pending.append(answer)
         self._pending_bytes += len(frame)
         answer.on_ready(self._ready)
+        if answer.request is not None and answer.request.is_in_pieces:
+            self._in_pieces = answer
+            self._pause()
         if len(self._pending) >= PENDING_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
             self._pause()
 
@@ -419,6 +426,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._muted is not None or self._awaits_capacity:
             return
+        if self._in_pieces is not None and not self._in_pieces.ready:
+            return
+        self._in_pieces = None
         if len(self._pending) >= pending_max or self._pending_bytes >= bytes_max:
             return
         self._paused = False

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.network import error_counts
+from shoal.server.network import error_counts, pieces
 from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Remainder, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
@@ -224,7 +224,7 @@ class Dispatcher:
             return self._controller.forward(frame, request)  # The controller authorizes it.
         if api.needs is not None and self._access.enabled:
             self._access.require_all(request, api.needs(request))
-        return api.handle(self._context, request)
+        return pieces.handle(api, self._context, request)
 
     def login_failed(self, _peer: Peer, _reason: str) -> bool:
         """Whether bytes that are no request are a failed login: they are not, here."""
@@ -292,7 +292,10 @@ class Dispatcher:
         self._metrics.request(header.api_key, header.api_version, elapsed_ns)
 
     def _error_response(self, request: Request, error: BaseException) -> Buffers:
-        return self._encode_response(request, self._errors.body(request, error))
+        try:
+            return self._encode_response(request, self._errors.body(request, error))
+        except ApiError as refused:  # A name in the request does not fit into a response.
+            raise WireError(str(refused)) from None
 
 
 def _unserved(frame: bytearray, peer: Peer) -> WireError:

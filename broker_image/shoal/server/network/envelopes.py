@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol import codec, frames
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.server.network import pieces
 from shoal.server.network.api import Api, Peer, Request
 from shoal.server.network.encoding import ErrorResponses, encode_body
 
@@ -54,13 +55,13 @@ class EnvelopeHandler:
         body = codec.read_request(
             header.api_key, header.api_version, memoryview(frame), header.body_at
         )
-        request = Request(header, body, peer, id=request_id)
+        request = Request(header, body, peer, size=len(frame), id=request_id)
         if not self._is_active_controller():
             raise ApiError(ErrorCode.not_controller)
         try:
             if api.needs is not None and self._access.enabled:
                 self._access.require_all(request, api.needs(request))
-            found: Any = api.handle(self._context, request)
+            found: Any = pieces.handle(api, self._context, request)
             if not isinstance(found, (list, Mapping)):
                 found = await found
         except WireError:

@@ -31,7 +31,8 @@ PEM = "PEM"
 _PKCS12_TYPES = ("PKCS12", "JKS")
 _JKS_MAGICS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 _BLOCK = re.compile(
-    r"-+BEGIN\s+(?P<label>[A-Z0-9 ]+?)\s*-+\s*(?P<data>[A-Za-z0-9/+=\s]*?)-+END\s[^-]*-+"
+    r"-BEGIN\s++(?P<label>[A-Z0-9]++(?: ++[A-Z0-9]++)*+)\s*+-++"
+    r"(?P<data>[A-Za-z0-9/+=\s]*+)-++END\s[^-]*+-"
 )
 _KEY_LABELS = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY")
 

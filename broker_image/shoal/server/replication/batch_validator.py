@@ -2,8 +2,9 @@
 
 The event loop decompresses and validates a batch up to `INLINE_BYTES_MAX`, in one buffer that all
 requests share. A batch that is larger, or expands further, goes to a worker thread, and its request
-waits. A later request for one of the same partitions waits behind it, so appends to a partition
-keep the order of requests. The single worker takes requests in their order, so at most one expanded
+waits. So do the batches of a request behind those that expand to `REQUEST_BYTES_MAX`. A later
+request for one of the same partitions waits behind it, so appends to a partition keep the order of
+requests. The single worker takes requests in their order, so at most one expanded
 batch is in memory besides the shared buffer.
 
 The log validates all other batches when it appends them (`log.validation`).
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 #: Largest expanded batch that the event loop validates, in bytes. That takes a millisecond.
 INLINE_BYTES_MAX = 1 << 20
+
+#: What the event loop expands of one request, in bytes. A request may have thousands of batches.
+REQUEST_BYTES_MAX = 8 << 20
 
 #: The position of a batch in its request: the topic's number and the partition's number in it.
 Position = tuple[int, int]
@@ -68,6 +72,7 @@ class BatchValidator:
         found: dict[Position, ValidatedBatch | AppendRefused] = {}
         jobs: list[_Job] = []
         keys: list[object] = []
+        left = REQUEST_BYTES_MAX
         for at, (name, topic_id, entries) in enumerate(topics):
             for number, (index, data) in enumerate(entries):
                 partition = partitions.find(name, topic_id, index)
@@ -77,7 +82,8 @@ class BatchValidator:
                 if data is None or not _takes_time(data):
                     continue
                 config = partition.log.config
-                outcome = self._at_once(data, config, now_ms)
+                outcome = self._at_once(data, config, now_ms) if left > 0 else None
+                left -= getattr(outcome, "expanded_bytes", INLINE_BYTES_MAX)
                 if outcome is None:
                     jobs.append(((at, number), data, config))
                 else:

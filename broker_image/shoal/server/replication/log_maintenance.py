@@ -7,6 +7,7 @@ disk work runs in the disk's worker thread.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 SYNC_CHECK_MS = 1_000
 #: Interval at which the logs are measured. A producer at 100 MB/s exceeds the limit by 100 MB.
 SIZE_CHECK_MS = 1_000
+#: Size of the file that shows whether a disk that was full has room again: more than most batches.
+_PROBE_BYTES = 1 << 20
+_PROBE = "room-check.tmp"
 _NO_LIMIT = (1 << 63) - 1
 
 
@@ -53,10 +57,16 @@ class LogMaintenance:
         self.size_max_bytes: int = node.config["shoal.log.dir.max.bytes"]
         #: Whether the logs have reached `size_max_bytes`, so that clients may not append.
         self.is_full = False
+        #: Why the disk refuses writes, as on a full disk; None while it accepts them.
+        self.write_failure: str | None = None
+        self._probing = False
+        #: The number of logs that the metadata does not know.
+        self.stray_logs = 0
 
     def start(self) -> None:
         """Start the tasks. The node's timers stop them."""
         every, config = self._node.timers.every, self._node.config
+        self._remove_strays(self._node.clock.now_ms())
         every(SYNC_CHECK_MS, self._sync_due)
         if self.size_max_bytes < _NO_LIMIT:
             every(SIZE_CHECK_MS, self._measure)
@@ -80,6 +90,7 @@ class LogMaintenance:
             self._directory.checkpoint()
         except OSError as error:
             self._node.log.error("the offset checkpoints were not written", error=str(error))
+            self._note_refusal(error)
 
     def size_bytes(self) -> int:
         """Return the size of all logs of this broker."""
@@ -105,11 +116,54 @@ class LogMaintenance:
         now_ms = self._node.clock.now_ms()
         for partition in self._partitions:
             log = partition.log
-            if not log.offline and log.sync_due(now_ms):
+            if log.offline:
+                continue
+            if log.sync_due(now_ms):
                 self._node.disk.sync_soon(partition)
+        for log in self._directory.logs.values():  # that of the metadata, too
+            if log.fault is not None and not log.offline:
+                self._note_refusal(log.fault)
+        if self.write_failure is not None and not self._probing:
+            self._probing = True
+            self._node.disk.run(self._probe).add_done_callback(self._probed)
+
+    def _note_refusal(self, error: OSError) -> None:
+        """Note and log that the disk refuses writes, until it accepts them again."""
+        if self.write_failure is None:
+            reason = error.strerror or str(error)
+            self._node.log.error(
+                "the disk refuses writes: free or add space, or check the volume",
+                directory=self._directory.path,
+                error=reason,
+            )
+            self.write_failure = f"the disk of {self._directory.path} refuses writes: {reason}"
+
+    def _probe(self) -> None:
+        """Write a file and remove it, in the disk's worker. Raises `OSError`."""
+        storage, path = self._directory.storage, f"{self._directory.path}/{_PROBE}"
+        file = storage.open(path, create=True)
+        try:
+            file.write(0, [bytes(_PROBE_BYTES)])
+            file.sync()
+        finally:
+            file.close()
+            storage.remove(path)
+
+    def _probed(self, work: asyncio.Future[None]) -> None:
+        self._probing = False
+        if work.cancelled() or work.exception() is not None:
+            return
+        for log in self._directory.logs.values():
+            # No client may append before it sees that the broker is ready again.
+            if log.fault is not None and not log.offline:
+                with contextlib.suppress(OSError):
+                    log.repair()
+        self.write_failure = None
+        self._node.log.warning("the disk accepts writes again", directory=self._directory.path)
 
     def _retention(self) -> None:
         now_ms = self._node.clock.now_ms()
+        self._remove_strays(now_ms)
         for partition in list(self._partitions):
             log = partition.log
             if log.offline:
@@ -131,6 +185,17 @@ class LogMaintenance:
         for segment in segments:
             remove = partial(self._node.disk.remove, segment.remove)
             self._node.timers.at(at_ms, remove)
+
+    def _remove_strays(self, now_ms: int) -> None:
+        """Count the logs that the metadata does not know, and remove those that it did not know
+        shoal.log.stray.retention.ms ago."""
+        self.stray_logs = len(self._directory.strays())
+        kept_ms = self._node.config["shoal.log.stray.retention.ms"]
+        if kept_ms < 0 or not self.stray_logs:
+            return
+        for path in self._directory.strays(now_ms - kept_ms):
+            self._node.log.warning("a log that the metadata does not know is removed", path=path)
+            self._node.disk.remove(partial(self._directory.purge, path))
 
     def _expire_producers(self) -> None:
         now_ms = self._node.clock.now_ms()

@@ -9,22 +9,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.log.config import LogConfig
-from shoal.metadata.image import MetadataImage, PartitionImage, ResourceType, TopicImage
+from shoal.log.errors import CorruptLog
+from shoal.metadata.delta import MetadataDelta
+from shoal.metadata.image import MetadataImage, ResourceType, TopicImage
+from shoal.record.batch import CorruptBatch
 from shoal.replication.leadership import LAG_TIME_MAX_MS, AlterPartition
 from shoal.replication.partition import Partition
+from shoal.server import open_files
+from shoal.server.metadata_cache import NotApplied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from shoal.log.directory import LogDirectory
     from shoal.log.log import Log
-    from shoal.metadata.delta import MetadataDelta
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
 
+#: Errors of the disk, or of what is on it, that keep one partition from being opened.
+_DISK = (OSError, CorruptLog, CorruptBatch)
 #: The metadata log lies among the topics' logs, but the image does not contain it.
 _OWN_TOPICS = ("__cluster_metadata",)
+#: The most directories that a line of the log names.
+_NAMED_MAX = 10
 
 
 class IsrController(Protocol):
@@ -55,6 +63,9 @@ class Partitions:
         self._lag_time_max_ms = LAG_TIME_MAX_MS
         self._by_id: dict[tuple[UUID, int], Partition] = {}
         self._by_name: dict[tuple[str, int], Partition] = {}
+        #: By partition: why it is not opened, or not deleted. Later deltas repeat the attempt.
+        self.failures: dict[tuple[UUID, int], str] = {}
+        self._shortage: OSError | None = None
         self._removed_calls: list[Callable[[Partition], None]] = []
         self._registered_calls: list[Callable[[Partition], None]] = []
 
@@ -84,22 +95,52 @@ class Partitions:
             return self._by_id.get((topic_id, index))
         return self._by_name.get((name, index))
 
-    def load(self, image: MetadataImage) -> None:
-        """Open the partitions of the image. Remove the directories of deleted topics."""
+    def load(self, image: MetadataImage) -> MetadataDelta:
+        """Set aside the directories of unknown topics, and open the partitions of the image.
+
+        Return the topics whose partitions could not all be opened, as a delta to repeat. Raises
+        `OSError` if the descriptors do not suffice: none would be left for connections.
+        """
         self._lag_time_max_ms = image.broker_config["replica.lag.time.max.ms"]
+        self._set_aside(image)
         for topic in image.topics.values():
             self._open(topic, image)
-        for (name, index), topic_id in list(self._directory.found()):
-            known = self._by_name.get((name, index))
-            if name not in _OWN_TOPICS and (
-                known is None or topic_id not in (None, known.topic_id)
-            ):
-                self._delete_files(name, index)
+        if self._shortage is not None:
+            raise self._shortage
         for staged in self._directory.staged_deletes():
             self._purge(staged)
+        failed = {topic_id for topic_id, _ in self.failures}
+        return MetadataDelta(created=tuple(image.topics_by_id[id] for id in sorted(failed)))
+
+    def _set_aside(self, image: MetadataImage) -> None:
+        """Rename the directories of partitions that the image does not place here. They are kept:
+        their topics may have been deleted while this broker was down, or the metadata be lost."""
+        renamed = []
+        for (name, index), topic_id in list(self._directory.found()):
+            if name not in _OWN_TOPICS and not self._is_placed(name, index, topic_id, image):
+                now_ms = self._node.clock.now_ms()
+                renamed.append(self._directory.set_aside(name, index, now_ms))
+        if renamed:
+            self._node.log.warning(
+                "logs that the metadata does not know were renamed to -stray and are kept: remove"
+                " them if nobody needs their records",
+                count=len(renamed),
+                directories=renamed[:_NAMED_MAX],
+            )
+
+    def _is_placed(
+        self, name: str, index: int, topic_id: UUID | None, image: MetadataImage
+    ) -> bool:
+        """Whether the image has that partition, with a replica on this broker."""
+        topic = image.topics.get(name)
+        if topic is None or index >= len(topic.partitions):
+            return False
+        is_its_topic = topic_id in (None, topic.topic_id)
+        return is_its_topic and self._node.id in topic.partitions[index].replicas
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Apply one change of the image."""
+        """Apply one change of the image, as far as the disk permits. Raises `NotApplied` for the
+        rest."""
         for topic in delta.deleted:
             for index in range(len(topic.partitions)):
                 self._remove(topic, index)
@@ -113,37 +154,58 @@ class Partitions:
         else:
             names = {name for kind, name in delta.configs if kind == ResourceType.TOPIC}
             self._configure(image, names)
+        self._raise_failures(delta)
+
+    def _raise_failures(self, delta: MetadataDelta) -> None:
+        """Raise `NotApplied` if a partition in the delta was not opened or not removed."""
+        if not self.failures:
+            return
+        topics = [*delta.deleted, *delta.created, *(topic for _, topic in delta.changed)]
+        named = {topic.topic_id for topic in topics}
+        failed = [why for (topic_id, _), why in self.failures.items() if topic_id in named]
+        if failed:
+            raise NotApplied(_join(failed))
 
     def _open(self, topic: TopicImage, image: MetadataImage) -> None:
         settings = image.topic_config(topic.name)
         for index, registered in enumerate(topic.partitions):
-            partition = self._by_id.get((topic.topic_id, index))
+            key = (topic.topic_id, index)
+            partition = self._by_id.get(key)
             if self._node.id not in registered.replicas:
-                if partition is not None:
-                    self._remove(topic, index)  # Reassigned to other brokers.
+                self._remove(topic, index)  # Reassigned to other brokers, if it was here.
                 continue
             if partition is None:
-                log = self._directory.open_log(
-                    topic.name,
-                    index,
-                    LogConfig.of(settings),
-                    now_ms=self._node.clock.now_ms(),
-                    topic_id=topic.topic_id,
-                )
-                self._add(topic, index, log, registered, settings)
+                try:
+                    self._add(topic, index, self._open_log(topic, index, settings), image)
+                except _DISK as error:
+                    if isinstance(error, OSError) and error.errno in open_files.SHORTAGES:
+                        self._shortage = error
+                    self.failures[key] = f"{topic.name}-{index} is not served: {error}"
+                else:
+                    self.failures.pop(key, None)
             else:
+                self.failures.pop(key, None)
                 partition.register(registered, self._node.clock.now_ms())
                 self._registered(partition)
                 partition.notify_changed()
+
+    def _open_log(self, topic: TopicImage, index: int, settings: Mapping[str, Any]) -> Log:
+        return self._directory.open_log(
+            topic.name,
+            index,
+            LogConfig.of(settings),
+            now_ms=self._node.clock.now_ms(),
+            topic_id=topic.topic_id,
+        )
 
     def _add(
         self,
         topic: TopicImage,
         index: int,
         log: Log,
-        registered: PartitionImage,
-        settings: Mapping[str, Any],
+        image: MetadataImage,
     ) -> None:
+        registered = topic.partitions[index]
         partition = Partition(
             topic.name,
             topic.topic_id,
@@ -163,20 +225,28 @@ class Partitions:
         )
         partition.on_advance(self._advanced)
         partition.on_append(self._appended)
-        _adopt(partition, settings, self._lag_time_max_ms)
+        _adopt(partition, image.topic_config(topic.name), self._lag_time_max_ms)
         self._by_id[partition.key] = self._by_name[(topic.name, index)] = partition
         self._registered(partition)
 
     def _remove(self, topic: TopicImage, index: int) -> None:
-        partition = self._by_id.pop((topic.topic_id, index), None)
-        if partition is None:
+        """Remove a partition, if it is here. What a failed attempt left is removed, too."""
+        key = (topic.topic_id, index)
+        partition = self._by_id.pop(key, None)
+        if partition is not None:
+            del self._by_name[(topic.name, index)]
+            partition.leader_id = -1
+            partition.notify_changed()
+            for call in self._removed_calls:
+                call(partition)
+        elif key not in self.failures:
             return
-        del self._by_name[(topic.name, index)]
-        partition.leader_id = -1
-        partition.notify_changed()
-        for call in self._removed_calls:
-            call(partition)
-        self._delete_files(topic.name, index)
+        try:
+            self._delete_files(topic.name, index)
+        except OSError as error:
+            self.failures[key] = f"{topic.name}-{index} is not deleted: {error}"
+        else:
+            self.failures.pop(key, None)
 
     def _delete_files(self, topic: str, index: int) -> None:
         staged = self._directory.delete_log(topic, index)
@@ -204,6 +274,12 @@ class Partitions:
         if partition.leadership is not None:
             for replica in partition.leadership.followers:
                 self._purgatory.wake(("replica", replica))
+
+
+def _join(reasons: Sequence[str]) -> str:
+    """Return the first reason, and how many there are behind it."""
+    more = len(reasons) - 1
+    return f"{reasons[0]} ({more} more)" if more else reasons[0]
 
 
 def _adopt(partition: Partition, settings: Mapping[str, Any], lag_time_max_ms: int) -> None:

@@ -13,7 +13,6 @@ the group has no dead-letter topic any more.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,29 +24,27 @@ from shoal.coordinator.share.dead_letters import (
     cause_of,
     dead_letter_records,
     readable,
-    size_bytes,
     split_after,
     split_at,
 )
 from shoal.coordinator.share.delivery_failure import DeadLetterRange
-from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
-from shoal.log.remote import RemoteUnavailable
+from shoal.log.errors import AppendRefused, LogOffline
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import CorruptBatch, headers
-from shoal.record.records import Record, build_batch, read_records
+from shoal.record.records import build_batch
 from shoal.replication.partition import Partition
 from shoal.replication.pending_append import PendingAppend
+from shoal.server.share.dead_letter_copies import Copies, LargeCopy, copy_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition
-    from shoal.log.reads import Read
     from shoal.metadata.image import TopicImage
+    from shoal.record.records import Record
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.peers import Peers
     from shoal.server.network.purgatory import Purgatory
@@ -57,10 +54,10 @@ if TYPE_CHECKING:
 
 #: Maximum dead letters of one batch; fewer if they are large, or the topic refuses them.
 BATCH_RECORDS_MAX = 2000
-READ_BYTES = 1 << 20
 RETRY_MS, RETRY_MS_MAX = 500, 30_000
 COMMIT_TIMEOUT_MS = 30_000
-_TOPIC_NAME = "errors.deadletterqueue.topic.name"
+#: The config of a group that names the topic of its dead letters.
+TOPIC_NAME = "errors.deadletterqueue.topic.name"
 _COPY = "errors.deadletterqueue.copy.record.enable"
 _DROP_AFTER = "shoal.errors.deadletterqueue.drop.after.ms"
 _PREFIX = "errors.deadletterqueue.topic.name.prefix"
@@ -129,6 +126,13 @@ class DeadLetterServices:
     client_id: Callable[[str, str], str]
 
 
+class _Prepared(NamedTuple):
+    """The first dead letters of a queue, and their records."""
+
+    chunk: list[DeadLetterRange]
+    copies: Copies
+
+
 class DeadLetters:
     """The dead letters that one share partition still has to write."""
 
@@ -189,19 +193,20 @@ class DeadLetters:
         if self._timer is not None:
             self._timer.cancel()
 
-    def write(self) -> None:
-        """Write the next batch, unless one is under way or a retry is due later."""
+    def write(self, prepared: _Prepared | None = None) -> None:
+        """Write the next batch, unless one is under way or a retry is due later. `prepared` are the
+        first dead letters of the queue, if their records are read."""
         if self._busy or self._timer is not None or not self.queue:
             return
         config = self._services.cache.image.group_config(self._leader.key.group_id)
-        if not config[_TOPIC_NAME]:
+        if not config[TOPIC_NAME]:
             self._drop(self.queue, "the group has no dead-letter topic any more")
             return
-        target = self._target(config[_TOPIC_NAME])
+        target = self._target(config[TOPIC_NAME])
         if isinstance(target, DeadLetterFailure):
             self._failed(target)
         elif target is not None:
-            self._append(target, copied=config[_COPY])
+            self._append(target, prepared, copied=config[_COPY])
 
     def _target(self, name: str) -> Partition | RemotePartition | DeadLetterFailure | None:
         """Return the partition of the dead letters; None while the topic is being created."""
@@ -256,23 +261,43 @@ class DeadLetters:
 
         self._services.create_topics([topic]).add_done_callback(created)
 
-    def _append(self, target: Partition | RemotePartition, *, copied: bool) -> None:
+    def _append(
+        self,
+        target: Partition | RemotePartition,
+        prepared: _Prepared | None,
+        *,
+        copied: bool,
+    ) -> None:
+        chunk, left = split_after(self.queue, self._batch_records_max)
+        copies: Copies | LargeCopy | None = Copies({}, None)
+        if prepared is not None:
+            chunk, left = prepared.chunk, self.queue[len(prepared.chunk) :]
+            copies = prepared.copies
+        elif copied:
+            name = target.topic if isinstance(target, Partition) else target.topic.name
+            copies = self._copies(name, readable(chunk))
+        if isinstance(copies, LargeCopy):
+            read = copies
+            self._busy = True
+            self._under_way, self.queue = chunk, left
+            self._services.node.record_worker.run(read.run, lambda: self._copied(read))
+        elif copies is not None:
+            if copies.end is not None:
+                chunk, above = split_at(chunk, copies.end)
+                left = above + left
+            self._append_chunk(target, chunk, left, copies.found)
+
+    def _append_chunk(
+        self,
+        target: Partition | RemotePartition,
+        chunk: list[DeadLetterRange],
+        left: list[DeadLetterRange],
+        found: Mapping[int, Record],
+    ) -> None:
+        """Append dead letters with the `found` records. `left` is the queue without them."""
         leader, now_ms = self._leader, self._services.node.clock.now_ms()
         meter, group_id = self._services.meter, leader.key.group_id
-        chunk, left = split_after(self.queue, self._batch_records_max)
         source = Source(group_id, leader.partition.topic, leader.partition.index)
-        found: dict[int, Record] = {}
-        if copied:
-            name = target.topic if isinstance(target, Partition) else target.topic.name
-            bytes_max = self._services.cache.image.topic_config(name)["max.message.bytes"]
-            try:
-                found, end = _records(leader.partition, readable(chunk), bytes_max)
-            except (OSError, LogOffline) as error:
-                self._failed(DeadLetterFailure("log-unreadable", str(error)))
-                return
-            if end is not None:
-                chunk, above = split_at(chunk, end)
-                left = above + left
         meter.attempts[group_id] += 1
         if isinstance(target, RemotePartition):
             self._under_way, self.queue = chunk, left
@@ -311,7 +336,24 @@ class DeadLetters:
         committed.add_done_callback(lambda _: self._committed(written))
         self._services.purgatory.wake(target.key)
 
-    def _send(self, target: RemotePartition, source: Source, found: dict[int, Record]) -> None:
+    def _copies(self, topic: str, wanted: Sequence[int]) -> Copies | LargeCopy | None:
+        """Return the records for dead letters in `topic`, or None if they cannot be read."""
+        bytes_max = self._services.cache.image.topic_config(topic)["max.message.bytes"]
+        try:
+            return copy_records(self._leader.partition, wanted, bytes_max)
+        except (OSError, LogOffline) as error:
+            self._failed(DeadLetterFailure("log-unreadable", str(error)))
+            return None
+
+    def _copied(self, read: LargeCopy) -> None:
+        """Continue: the worker thread has read the records of the dead letters under way."""
+        self._busy = False
+        chunk, self._under_way = self._under_way, []
+        self.queue = chunk + self.queue
+        if chunk:
+            self.write(_Prepared(chunk, read.copies))
+
+    def _send(self, target: RemotePartition, source: Source, found: Mapping[int, Record]) -> None:
         """Produce the dead letters under way at the leader of their partition."""
         self._busy = True
         now_ms = self._services.node.clock.now_ms()
@@ -430,52 +472,3 @@ async def _produce(peers: Peers, target: RemotePartition, batch: bytearray) -> E
 
 def _count(ranges: Sequence[DeadLetterRange]) -> int:
     return sum(one.last - one.first + 1 for one in ranges)
-
-
-def _read(source: Partition, offset: int) -> Read:
-    """Read on from an offset. Raises `OSError`, also if that has yet to be downloaded: a letter
-    without its record would lose it."""
-    found = source.log.read(offset, READ_BYTES, max_offset=source.high_watermark)
-    if not found.data and offset < source.log.local_start_offset:
-        raise RemoteUnavailable(f"offset {offset} is being read from the object store")
-    return found
-
-
-def _records(
-    source: Partition, wanted: Sequence[int], bytes_max: int
-) -> tuple[dict[int, Record], int | None]:
-    """Read the records of rising offsets, as far as the log has them and can decode them.
-
-    Stop when they exceed `bytes_max` together, after at least one, and return the first offset that
-    was not read. Raises `OSError`, also if records have yet to be downloaded.
-    """
-    found: dict[int, Record] = {}
-    log, at, size = source.log, 0, 0
-    while at < len(wanted):
-        offset = max(wanted[at], log.log_start_offset)
-        try:
-            data, next_offset = _read(source, offset)
-        except (OffsetOutOfRange, CorruptBatch):
-            break
-        if not data:
-            break
-        for position, header in headers(data):
-            at = bisect_left(wanted, header.base_offset, at)
-            past = bisect_left(wanted, header.last_offset + 1, at)
-            if at == past:
-                continue
-            try:
-                records = {r.offset: r for r in read_records(data, position)}
-            except CorruptBatch:
-                records = {}
-            for one in wanted[at:past]:
-                record = records.get(one)
-                if record is None:
-                    continue
-                size += size_bytes(record)
-                if size > bytes_max and found:
-                    return found, one
-                found[one] = record
-            at = past
-        at = max(at, bisect_left(wanted, next_offset, at))
-    return found, None

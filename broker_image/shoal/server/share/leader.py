@@ -32,7 +32,7 @@ from shoal.server.share.state_write import Failure, StateWrite, Waiter, client_f
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.selection import Selection
@@ -542,6 +542,10 @@ class ShareLeader:
     def wake_soon(self) -> None:
         """Wake the waiting fetches in the next turn of the loop."""
         self._ports.wake_soon(self.wake_key)
+
+    def read_aside(self, call: Callable[[], None]) -> None:
+        """Call in a worker thread, then wake the waiting fetches."""
+        self._ports.read_aside(call, self.wake_soon)
 
     # Persistence.
 

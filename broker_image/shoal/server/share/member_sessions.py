@@ -42,9 +42,11 @@ class MemberSessions(ShareSessions):
         client_id: str = "",
     ) -> ShareSession:
         """Open a member's session, which ends with its connection. Raises
-        SHARE_SESSION_LIMIT_REACHED."""
+        SHARE_SESSION_NOT_FOUND, SHARE_SESSION_LIMIT_REACHED."""
+        session = self.open(
+            group_id, member_id, peer.connection_id, partitions, client_id, peer.principal
+        )
         self._purgatory.wake(("share member", group_id, member_id))
-        session = self.open(group_id, member_id, peer.connection_id, partitions, client_id)
         peer.closed_calls.put(("share session", group_id, member_id), partial(self._lost, session))
         return session
 

@@ -89,6 +89,9 @@ class LeaderPorts(Protocol):
     def run_soon(self, call: Callable[[], None]) -> None:
         """Call in a later turn of the loop, with other calls but for a bounded time."""
 
+    def read_aside(self, call: Callable[[], None], then: Callable[[], None]) -> None:
+        """Run `call` in a worker thread, and then `then` on the event loop."""
+
     def wake(self, key: Hashable) -> None:
         """Wake the requests that wait for `key`."""
 

@@ -1,8 +1,8 @@
 """Fetches of groups with key order, delay or priority (`coordinator.share.selection`).
 
-A fetch scans a bounded number of new records, chooses the most urgent known ones, and reads exactly
-their batches. If more is to be scanned, it wakes the waiting fetches for another turn, so that no
-single fetch takes long.
+A fetch scans a bounded number of new records and bytes, chooses the most urgent known ones, and
+reads exactly their batches. If more is to be scanned, it wakes the waiting fetches for another
+turn, so that no single fetch takes long.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from shoal.coordinator.share.selection import (
 from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.coordinator.share.read_cache import ReadCache
+    from shoal.coordinator.share.record_scanner import LargeRead
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition
     from shoal.coordinator.share.states import StateBatch
@@ -65,6 +66,9 @@ class SelectiveLeader(Protocol):
     def wake_soon(self) -> None:
         """Wake the waiting fetches in the next turn of the loop."""
 
+    def read_aside(self, call: Callable[[], None]) -> None:
+        """Call in a worker thread, then wake the waiting fetches."""
+
 
 def selection_of(leader: SelectiveLeader, settings: ShareSettings) -> Selection | None:
     """Return the leader's selection under the group's configs in force."""
@@ -80,7 +84,9 @@ def may_acquire(leader: SelectiveLeader, settings: ShareSettings) -> bool:
     assert selection is not None
     if leader.is_full(settings) or selection.blocked_by_key_holders:
         return False
-    return selection.may_choose() or selection.needs_scan(1, leader.limit(settings))
+    if selection.may_choose():
+        return True
+    return not _is_reading(selection) and selection.needs_scan(1, leader.limit(settings))
 
 
 def fetch(
@@ -125,7 +131,7 @@ def fetch(
     if changes:
         leader.share.advance()
     if not acquired:
-        if selection.needs_scan(records, limit):
+        if selection.needs_scan(records, limit) and not _is_reading(selection):
             leader.wake_soon()  # All entries were outdated.
         return [], Acquired((), 0, 0, changes)
     deadline_ms = now_ms + settings.lock_duration_ms
@@ -232,9 +238,12 @@ def _scan(
     """Scan as many records as are needed and one fetch may scan. Return the changes to persist."""
     changes: list[StateBatch] = []
     budget = SCANNED_RECORDS_MAX
+    selection.begin_scan()
     while selection.needs_scan(records, limit):
-        if budget <= 0:
-            if not selection.may_choose():
+        if budget <= 0 or selection.must_pause:
+            if selection.large_read is not None:
+                _start(leader, selection.large_read)
+            elif not selection.may_choose():
                 leader.wake_soon()
             break
         fresh, offset = None, selection.next_scan_offset()
@@ -259,3 +268,16 @@ def _scan(
         budget -= max(scanned, 1)
         changes += skipped
     return changes
+
+
+def _is_reading(selection: Selection) -> bool:
+    """Whether the scan waits for the worker thread."""
+    read = selection.large_read
+    return read is not None and read.is_started and not read.is_done
+
+
+def _start(leader: SelectiveLeader, read: LargeRead) -> None:
+    """Read a large batch in the worker thread, unless that has begun."""
+    if not read.is_started:
+        read.is_started = True
+        leader.read_aside(read.run)

@@ -132,6 +132,7 @@ class ShareService:
         self.exceeds_dlq_rate = self.dlq_rate_limit.is_exceeded
         self.at = node.timers.at
         self.run_soon = CallQueue(node.loop).add
+        self.read_aside = node.record_worker.run
         self.read_state = self.persister.read
         self.write_state = self.persister.write
         cache.subscribe(self._configs_changed)

@@ -129,7 +129,6 @@ class RemoteCleaning:
             await self._copier.put(partition, prefix, ready)
             await self._copier.delete(partition, prefix, group)
         finally:
-            cleaned.release()
             cleaned.remove()
 
     async def wait(self) -> None:

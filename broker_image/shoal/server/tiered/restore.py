@@ -69,6 +69,9 @@ class Target(NamedTuple):
     """The node to restore, and the brokers of its cluster. A node that is not one of them is a
     controller alone, and gets the metadata log without any partition. `topics` is None for all.
 
+    Without `accepts_clear`, a backup that is not encrypted is refused: every
+    writer of the bucket can make one, with any users and permissions in it.
+
     With an `id`, a restore that was interrupted begins again, and one that has ended returns its
     report again, until a broker starts in the directory.
     """
@@ -80,6 +83,7 @@ class Target(NamedTuple):
     #: How long the lost cluster must have been silent.
     idle_ms: int = 60_000
     id: str = ""
+    accepts_clear: bool = True
 
 
 class Source(NamedTuple):
@@ -157,7 +161,7 @@ async def restore(
         leader_epochs=epochs,
     )
     states = {
-        name: await _state(store, ring, cluster_id, image.image.topics[name])
+        name: await _state(store, ring, cluster_id, image.image.topics[name], target)
         for name in STATE_TOPICS
         if name in image.image.topics
     }
@@ -222,7 +226,7 @@ async def _metadata(
             f"The store has no backup of cluster {cluster_id}.{has} Check the URL and the cluster"
             " id; brokers write backups if shoal.remote.backup.interval.ms is positive.",
         ) from None
-    body = found.records(ring, key)
+    body = _opened(found, ring, key, target)
     values = (value for _, value in backup.pairs_of(body) if value is not None)
     lost = restored_metadata.lost(map(decode, values), found.fields["offset"])
     unknown = sorted((target.topics or frozenset()) - lost.image.topics.keys())
@@ -232,6 +236,19 @@ async def _metadata(
             f"The backup of cluster {cluster_id} has no topic {', '.join(unknown)}.",
         )
     return lost, found.fields["written_ms"]
+
+
+def _opened(found: backup.Backup, ring: KeyRing, key: str, target: Target) -> bytes:
+    """Return the record batches of a backup. Raises `Refused`, `DamagedObject`,
+    `KeyUnavailable`."""
+    if not (target.accepts_clear or found.is_sealed):
+        raise Refused(
+            "BackupInTheClear",
+            f"The backup {key} is not encrypted, although there is a directory of keys: a"
+            " stranger who can write to the bucket may have put it there. If the cluster wrote it"
+            " while it had no key, accept it with --clear-backup.",
+        )
+    return found.records(ring, key)
 
 
 async def _take_over(
@@ -339,22 +356,24 @@ class _State(NamedTuple):
 
 
 async def _state(
-    store: ObjectStore, ring: KeyRing, cluster_id: str, topic: TopicImage
+    store: ObjectStore, ring: KeyRing, cluster_id: str, topic: TopicImage, target: Target
 ) -> dict[int, _State]:
-    """Return the backups of a topic by partition. Raises `DamagedObject`, `KeyUnavailable`,
-    `StoreError`."""
+    """Return the backups of a topic by partition. Raises `Refused`, `DamagedObject`,
+    `KeyUnavailable`, `StoreError`."""
     indexes = range(len(topic.partitions))
     names = [backup.state_key(cluster_id, topic.name, index) for index in indexes]
-    found = await asyncio.gather(*(_partition_state(store, ring, key) for key in names))
+    found = await asyncio.gather(*(_partition_state(store, ring, key, target) for key in names))
     return {index: state for index, state in zip(indexes, found, strict=True) if state is not None}
 
 
-async def _partition_state(store: ObjectStore, ring: KeyRing, key: str) -> _State | None:
+async def _partition_state(
+    store: ObjectStore, ring: KeyRing, key: str, target: Target
+) -> _State | None:
     try:
         found = backup.decode(await store.get(key))
     except ObjectMissing:
         return None
-    body = found.records(ring, key)
+    body = _opened(found, ring, key, target)
     opened: dict[int, list[Pair]] = {}
     end = len(body)
     for entry in reversed(found.fields["open"]):

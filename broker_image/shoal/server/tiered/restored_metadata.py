@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid5
 
+from shoal.metadata import names
 from shoal.metadata.controller import registration
 from shoal.metadata.delta import Draft
 from shoal.metadata.image import BrokerImage, MetadataImage, ResourceType, Scope
-from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.metadata.records import MetadataRecord
 from shoal.server.tiered.backups import INCARNATION
+from shoal.tiered.segment_object import DamagedObject
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -42,7 +43,14 @@ class Restored(NamedTuple):
 
 
 def lost(records: Iterable[MetadataRecord], offset: int) -> Lost:
+    """Return the lost cluster. Raises `DamagedObject` for a topic whose name no cluster accepts:
+    names become folders of the disk and prefixes in the bucket, and `..` leads out of them."""
     found = list(records)
+    for record in found:
+        if record.kind == "TopicRecord":
+            reason = names.invalid_topic(record.fields["name"])
+            if reason is not None:
+                raise DamagedObject(f"the backup has a topic with an invalid name: {reason}")
     return Lost(found, image_of(found, offset), offset)
 
 
@@ -72,7 +80,7 @@ def restored(
     kept = {
         name: topic.topic_id
         for name, topic in of.image.topics.items()
-        if topics is None or name in topics or name in INTERNAL_TOPICS
+        if topics is None or name in topics or name in names.INTERNAL_TOPICS
     }
     ids = set(kept.values())
     out: list[MetadataRecord] = []

@@ -212,9 +212,11 @@ class TieredStorage:
         """End remote reads of a partition that is no longer tiered (KIP-950): its log starts on the
         disk. The leader of its metadata deletes the objects."""
         log = partition.log
+        # First what the disk may refuse: the metadata's delta is then repeated.
+        has_moved = log.advance_log_start(min(log.local_start_offset, partition.high_watermark))
         log.remote = None
         self._removed(partition)
-        if log.advance_log_start(min(log.local_start_offset, partition.high_watermark)):
+        if has_moved:
             partition.notify_changed()
 
     def _attach(self, partition: Partition) -> None:

@@ -1,0 +1,358 @@
+"""A resource at which the operator fails leaves its neighbours alone.
+
+For each kind and each way to fail, the bad resource gets a condition and an event, and good ones
+that are older and younger are Ready after the same pass. A real broker, and an API server in
+memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kube.api_server import STAMP, ApiServer, CrashPoint, resource
+from kube.test_revoked_users import World as UserWorld
+from kube.test_revoked_users import user
+from shoal.client.client import SyncClient
+from shoal.client.configs import ConfigSource, Resource, ResourceType
+from shoal.client.errors import KafkaError
+from shoal.protocol.errors import ErrorCode
+from shoal_operator import consumers as consumers_module
+from shoal_operator import groups as groups_module
+from shoal_operator import topics as topics_module
+from shoal_operator.brokers import Brokers
+from shoal_operator.cluster import decision
+from shoal_operator.cluster.reconciler import Clusters
+from shoal_operator.consumers import Consumers
+from shoal_operator.group_monitor import GroupMonitor
+from shoal_operator.groups import Groups
+from shoal_operator.kube import KubeError
+from shoal_operator.model import rebalance as rebalance_model
+from shoal_operator.model import redrive as redrive_model
+from shoal_operator.model import users as user_model
+from shoal_operator.rebalances import Rebalances
+from shoal_operator.redrives import Redrives
+from shoal_operator.settings import Settings
+from shoal_operator.topics import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
+
+Manifest = dict[str, Any]
+GROUP = {
+    "startOffset": "Earliest",
+    "maxRecordLocks": 2000,
+    "renewal": True,
+    "lockDuration": "30s",
+    "deliveryLimit": 5,
+    "isolation": "ReadUncommitted",
+}
+POD = {"template": {"spec": {"containers": [{"name": "one"}]}}}
+META = {"name": "locked", "namespace": "n"}
+TOPIC = {"type": "topic", "name": "t", "patternType": "literal"}
+#: Errors by the way to fail, and the reason of the condition that follows.
+WAYS: dict[str, tuple[Exception, str]] = {
+    "denied": (KubeError(403, "admission webhook denied the request"), "ApplyFailed"),
+    "quota": (KubeError(403, "exceeded quota: sq"), "ApplyFailed"),
+    "invalid": (KubeError(422, "metadata.labels: Invalid value"), "ApplyFailed"),
+    "exception": (ValueError("int too large to convert"), "Defect"),
+    "brokers": (KafkaError(ErrorCode.invalid_request, "no"), "RequestRefused"),
+}
+#: The object that the API server refuses, and the function that fails, for a resource `b-bad`.
+REFUSED = {
+    "QueueTopic": "QueueTopic",
+    "ShareGroup": "ShareGroup",
+    "QueueUser": "Secret",
+    "ShareConsumer": "Deployment",
+    "QueueRebalance": "QueueRebalance",
+}
+FAILING: dict[str, tuple[Any, str]] = {
+    "QueueTopic": (topics_module, "decide"),
+    "ShareGroup": (groups_module, "decide_config"),
+    "QueueUser": (user_model, "acls"),
+    "ShareConsumer": (consumers_module, "is_scaled"),
+    "QueueRebalance": (rebalance_model, "is_complete"),
+    "Redrive": (redrive_model, "is_complete"),
+}
+NAMES = ("a-good", "b-bad", "c-good")
+
+
+class World:
+    """Resources of one kind, and what the operator does with them."""
+
+    def __init__(self, broker: ShoalProcess) -> None:
+        self.kube, self._broker = ApiServer(CrashPoint()), broker
+        self.kube.add(resource("QueueCluster", "main", listeners=[{"name": "p", "port": 9092}]))
+
+    def add(self, kind: str, name: str, prefix: str) -> None:
+        """Add a resource that a pass makes Ready, if nothing fails."""
+        spec: Manifest = {"cluster": "main"}
+        if kind == "QueueTopic":
+            spec |= {"topicName": f"{prefix}-{name}", "partitions": 1, "deletionPolicy": "Delete"}
+        elif kind == "ShareGroup":
+            spec |= GROUP | {"groupId": f"{prefix}-{name}", "deletionPolicy": "Delete"}
+        elif kind == "ShareConsumer":
+            self.kube.add(resource("ShareGroup", name, **spec, **GROUP, groupId=f"{prefix}-{name}"))
+            spec = {"shareGroup": name, "replicas": 0, "deployment": POD}
+        made = resource(kind, name, **spec)
+        if kind == "QueueRebalance":
+            made["spec"]["mode"] = "Full"
+            made["metadata"]["finalizers"] = ["shoal.dev/delete"]
+            nothing = dict.fromkeys(("partitions", "replicas", "bytes", "leaders"), 0)
+            asked = {"request": rebalance_model.request(made), "proposal": nothing | {"id": "p"}}
+            made["status"] = {"completionTime": STAMP, **asked}
+        elif kind == "Redrive":
+            made["spec"] |= {"topic": "dlq.none", "id": "1"}
+            ended = {"startTime": STAMP, "completionTime": STAMP}
+            made["status"] = redrive_model.fields(made, STAMP, 0, {}) | ended
+        self.kube.add(made)
+
+    async def reconcile(self, kind: str) -> None:
+        """Run one pass of a new operator over all resources of a kind."""
+        brokers, store = Brokers(self._broker.bootstrap), self.kube.store()
+        place = (self.kube, store, brokers, "n", "main")
+        monitor = GroupMonitor(*place)
+        groups = Groups(*place, monitor=monitor)
+        settings = Settings("b:1", "s:1", "role", "http")
+        every: dict[str, Any] = {
+            "QueueTopic": Topics(*place),
+            "ShareGroup": groups,
+            "ShareConsumer": Consumers(*place[:2], monitor, "n", "main", settings),
+            "QueueRebalance": Rebalances(*place),
+            "Redrive": Redrives(*place),
+        }
+        try:
+            if kind == "ShareConsumer":
+                await groups.reconcile(groups.list_names())
+            await every[kind].reconcile(every[kind].list_names())
+        finally:
+            await brokers.close()
+
+    def ready(self, kind: str, name: str) -> tuple[str, str]:
+        return ready(self.kube, kind, name)
+
+    def message(self, kind: str, name: str) -> str:
+        conditions = self.kube.find(kind, name)["status"]["conditions"]
+        return next(str(c["message"]) for c in conditions if c["type"] == "Ready")
+
+    def configs(self, kind: ResourceType, name: str) -> dict[str, str | None]:
+        """Return the configs of a topic or group itself, by name."""
+        wanted = Resource(kind, name)
+        own = {ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.GROUP_CONFIG}
+        with SyncClient(self._broker.bootstrap) as client:
+            found = client.run(client.admin.configs.describe([wanted]))[wanted]
+        assert not isinstance(found, KafkaError)
+        return {entry.name: entry.value for entry in found.values() if entry.source in own}
+
+
+def ready(kube: ApiServer, kind: str, name: str) -> tuple[str, str]:
+    """Return status and reason of Ready; the status must be of the present generation."""
+    found = kube.find(kind, name)
+    (said,) = (c for c in found["status"]["conditions"] if c["type"] == "Ready")
+    assert said["observedGeneration"] == found["metadata"]["generation"], (kind, name, said)
+    return said["status"], said["reason"]
+
+
+def warnings(kube: ApiServer, name: str) -> list[str]:
+    """Return the reasons of the warning events on a resource."""
+    events = kube.all("Event")
+    return [
+        e["reason"]
+        for e in events
+        if e["involvedObject"]["name"] == name and e["type"] == "Warning"
+    ]
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, kube: ApiServer, kind: str, error: Exception) -> None:
+    """Let the operator fail at `b-bad` in this way."""
+    if isinstance(error, KubeError):
+        kube.refused[REFUSED[kind], "b-bad"] = error
+        return
+    module, name = FAILING[kind]
+    function: Callable[..., Any] = getattr(module, name)
+
+    def failing(one: Manifest, *arguments: Any) -> Any:
+        # `is_scaled` has only the spec.
+        if one.get("metadata", {}).get("name") == "b-bad" or one.get("shareGroup") == "b-bad":
+            raise error
+        return function(one, *arguments)
+
+    monkeypatch.setattr(module, name, failing)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["QueueTopic", "ShareGroup", "ShareConsumer", "QueueRebalance"])
+def test_neighbours_of_a_bad_resource_are_ready(
+    shared_broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch, kind: str, way: str
+) -> None:
+    world, (error, reason) = World(shared_broker), WAYS[way]
+    for name in NAMES:
+        world.add(kind, name, f"{kind}-{way}")
+    fail_at(monkeypatch, world.kube, kind, error)
+    asyncio.run(world.reconcile(kind))
+    assert [world.ready(kind, name)[0] for name in NAMES] == ["True", "False", "True"]
+    # Requests of a rebalance may succeed later.
+    of_brokers = kind == "QueueRebalance" and way == "brokers"
+    assert world.ready(kind, "b-bad")[1] == ("RebalanceFailed" if of_brokers else reason)
+    assert warnings(world.kube, "b-bad")
+
+
+@pytest.mark.parametrize("way", ["exception", "brokers"])
+def test_neighbours_of_a_bad_redrive_are_ready(
+    shared_broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A Redrive has no objects that the API server could refuse."""
+    world, (error, reason) = World(shared_broker), WAYS[way]
+    for name in NAMES:
+        world.add("Redrive", name, way)
+    fail_at(monkeypatch, world.kube, "Redrive", error)
+    asyncio.run(world.reconcile("Redrive"))
+    assert [world.ready("Redrive", name)[0] for name in NAMES] == ["True", "False", "True"]
+    assert world.ready("Redrive", "b-bad")[1] == reason
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_neighbours_of_a_bad_user_are_ready(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    world, (error, reason) = UserWorld(), WAYS[way]
+    world.add(*map(user, NAMES))
+    fail_at(monkeypatch, world.api, "QueueUser", error)
+    world.reconcile()
+    assert [ready(world.api, "QueueUser", name)[0] for name in NAMES] == ["True", "False", "True"]
+    assert ready(world.api, "QueueUser", "b-bad")[1] == reason
+    assert warnings(world.api, "b-bad") == [reason]
+
+
+def test_a_permission_that_is_taken_away_ends_although_the_secret_is_refused() -> None:
+    world = UserWorld()
+    world.add(user("b-bad"))
+    world.api.refused["Secret", "b-bad"] = KubeError(403, "exceeded quota: sq")
+    wanted: list[Any] = []
+
+    async def change_acls(*, add: Any, remove: Any) -> dict[str, Any]:
+        wanted.append((set(add), set(remove)))
+        return {}
+
+    async def acls() -> list[Any]:
+        return [entry]
+
+    (entry,) = user_model.acls(
+        user("b-bad")
+        | {"spec": user("b-bad")["spec"] | {"acls": [{"resource": TOPIC, "operations": ["read"]}]}}
+    )
+    users: Any = world.users
+    users.acls, users.change_acls = acls, change_acls
+    world.reconcile()
+    assert wanted == [(set(), {entry})]
+
+
+def test_a_far_start_is_the_first_record(shared_broker: ShoalProcess) -> None:
+    """A duration that Kafka's protocol cannot carry, which the API server refuses today, stopped
+    all groups."""
+    world = World(shared_broker)
+    for name in NAMES:
+        world.add("QueueTopic", name, "far")
+        world.add("ShareGroup", name, "far")
+        world.kube.find("ShareGroup", name)["spec"]["topics"] = [f"far-{name}"]
+    bad = world.kube.find("ShareGroup", "b-bad")["spec"]
+    bad |= {"startOffset": "ByDuration", "startOffsetDuration": "99999999999999999h"}
+    asyncio.run(world.reconcile("QueueTopic"))
+    asyncio.run(world.reconcile("ShareGroup"))
+    assert [world.ready("ShareGroup", n)[0] for n in NAMES] == ["True", "True", "True"]
+
+
+def test_a_refused_field_of_a_group_keeps_no_other_from_taking_effect(
+    shared_broker: ShoalProcess,
+) -> None:
+    """Without its dead letters, records would be lost, so no consumer starts either."""
+    world = World(shared_broker)
+    world.add("ShareConsumer", "locked", "refused")
+    world.kube.find("ShareConsumer", "locked")["spec"]["replicas"] = 3
+    group = world.kube.find("ShareGroup", "locked")
+    letters = {"topic": "dlq.refused", "copyRecords": True}
+    group["spec"] |= {"lockDuration": "3s", "deliveryLimit": 3, "deadLetters": letters}
+    asyncio.run(world.reconcile("ShareConsumer"))
+    assert world.ready("ShareGroup", "locked") == ("False", "ConfigRefused")
+    said = world.message("ShareGroup", "locked")
+    assert "spec.lockDuration: " in said
+    assert "(15000)" in said
+    assert "deliveryLimit" not in said
+    assert warnings(world.kube, "locked") == ["ConfigRefused"]
+    configs = world.configs(ResourceType.GROUP, "refused-locked")
+    assert configs["errors.deadletterqueue.topic.name"] == "dlq.refused"
+    assert configs["share.delivery.count.limit"] == "3"
+    assert "share.record.lock.duration.ms" not in configs
+
+    def replicas() -> int:
+        return int(world.kube.find("Deployment", "locked")["spec"]["replicas"])
+
+    assert world.ready("ShareConsumer", "locked") == ("False", "ShareGroupNotReady")
+    assert "spec.lockDuration" in world.message("ShareConsumer", "locked")
+    assert replicas() == 0
+
+    def change(lock: str, wanted: int) -> None:
+        world.kube.add({**group, "spec": group["spec"] | {"lockDuration": lock}, "metadata": META})
+        consumer = world.kube.find("ShareConsumer", "locked")
+        world.kube.add({**consumer, "spec": consumer["spec"] | {"replicas": wanted}})
+        asyncio.run(world.reconcile("ShareConsumer"))
+
+    change("30s", 3)
+    assert world.ready("ShareGroup", "locked")[0] == "True"
+    assert replicas() == 3
+    # A later mistake: those that run continue, and no more start.
+    change("2s", 5)
+    assert world.ready("ShareConsumer", "locked") == ("False", "ShareGroupNotReady")
+    assert replicas() == 3
+    assert world.configs(ResourceType.GROUP, "refused-locked")["share.record.lock.duration.ms"]
+
+
+def test_a_refused_field_of_a_topic_keeps_no_other_from_taking_effect(
+    shared_broker: ShoalProcess,
+) -> None:
+    world = World(shared_broker)
+    world.add("QueueTopic", "shrinks", "fields")
+    world.kube.find("QueueTopic", "shrinks")["spec"]["partitions"] = 2
+    asyncio.run(world.reconcile("QueueTopic"))
+
+    def change(partitions: int, **config: str) -> dict[str, str | None]:
+        spec = world.kube.find("QueueTopic", "shrinks")["spec"]
+        named = {name.replace("_", "."): value for name, value in config.items()}
+        world.kube.add(
+            resource("QueueTopic", "shrinks", **spec | {"partitions": partitions, "config": named})
+        )
+        asyncio.run(world.reconcile("QueueTopic"))
+        return world.configs(ResourceType.TOPIC, "fields-shrinks")
+
+    assert change(1, retention_ms="5000")["retention.ms"] == "5000"
+    assert world.ready("QueueTopic", "shrinks") == ("False", "PartitionsNeverShrink")
+    # Drift is repaired, and what the spec no longer has is taken away.
+    assert change(1, segment_ms="60000") == {"segment.ms": "60000"}
+    found = change(2, retention_ms="7000", cleanup_policy="shred", segment_ms="60000")
+    assert found == {"retention.ms": "7000", "segment.ms": "60000"}
+    assert world.ready("QueueTopic", "shrinks") == ("False", "InvalidConfig")
+    said = world.message("QueueTopic", "shrinks")
+    assert "cleanup.policy: " in said
+    assert "retention.ms" not in said
+    assert "InvalidConfig" in warnings(world.kube, "shrinks")
+    assert change(2, retention_ms="7000") == {"retention.ms": "7000"}
+    assert world.ready("QueueTopic", "shrinks")[0] == "True"
+
+
+def test_a_defect_is_a_condition_of_a_cluster(
+    shared_broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters have loops of their own, so a failing one has no neighbours."""
+    world = World(shared_broker)
+    place = (world.kube, world.kube.store(), Brokers(shared_broker.bootstrap), "n", "main")
+    clusters = Clusters(*place, "i:1", on_reachable=lambda: None)
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise ValueError("int too large to convert")
+
+    monkeypatch.setattr(decision, "refusal", failing)
+    with pytest.raises(ValueError, match="int too large"):
+        asyncio.run(clusters.reconcile(["main"]))
+    assert world.ready("QueueCluster", "main") == ("False", "Defect")
+    assert warnings(world.kube, "main") == ["Defect"]

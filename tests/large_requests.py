@@ -1,0 +1,120 @@
+"""The largest requests that a broker admits, made from the schemas: arrays full of names.
+
+Each API has one for each of its arrays. A new API gets its own without a change here. Names differ,
+so that no cache of a broker answers them, and nothing of that name exists.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kio.static.constants import EntityType
+from shoal.protocol import codec, compiler, frames
+from shoal.protocol.schema import FIXED, Field, Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.protocol.api import ApiKey
+
+#: Fields for which zero or a strange name means that nothing is done.
+_USUAL: dict[str, Any] = {
+    "acks": -1,
+    "timeout_ms": 1000,
+    "max_bytes": 1 << 20,
+    "session_epoch": -1,
+    "replica_id": -1,
+    "broker_id": -1,
+    "member_epoch": 0,
+    "num_partitions": 1,
+    "replication_factor": 1,
+    "current_leader_epoch": -1,
+    "group_id": "hostile",
+    "member_id": "",
+    "transactional_id": None,
+    "resource_type": 2,
+    "generation_id_or_member_epoch": -1,
+    "controller_mutation_rate": 0.0,
+    "retention_time_ms": -1,
+    "validate_only": True,
+}
+_WIDE = {"int32", "int64", "uint32"}
+
+
+class Large(NamedTuple):
+    """A request that is full of entries of one array. `path` names it."""
+
+    path: str
+    frame: bytes
+
+
+class Filler:
+    """Makes the body of a request with `count` entries in the array at `path`."""
+
+    def __init__(self, path: tuple[str, ...], count: int) -> None:
+        self._path = path
+        self._count = count
+        self._number = 0
+
+    def struct(self, layout: Struct, path: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Return a value of a struct at `path`. Tagged fields are left out but for the array."""
+        return {
+            field.name: self._value(field, (*path, field.name))
+            for field in layout.fields
+            if field.tag is None or self._path[: len(path) + 1] == (*path, field.name)
+        }
+
+    def _value(self, field: Field, path: tuple[str, ...]) -> Any:
+        if not field.array:
+            return self._one(field, path)
+        if path == self._path:
+            return [self._one(field, path) for _ in range(self._count)]
+        leads_there = self._path[: len(path)] == path
+        if field.nullable and not leads_there:
+            return None
+        return [self._one(field, path)] if leads_there else []
+
+    def _one(self, field: Field, path: tuple[str, ...]) -> Any:
+        kind = field.type
+        if isinstance(kind, Struct):
+            return None if field.nullable and not field.array else self.struct(kind, path)
+        if field.name in _USUAL and not field.array:
+            return _USUAL[field.name]
+        self._number += 1
+        if kind == "string":
+            return f"n{self._number}"
+        if kind == "uuid":
+            return uuid.UUID(int=self._number)
+        if kind in _WIDE and field.name not in ("timeout_ms", "max_wait_ms"):
+            return self._number if len(path) > 1 else 0
+        if kind in ("bytes", "records"):
+            return b""
+        return 0.0 if kind == "float64" else 0 if kind in FIXED else None
+
+
+def find_arrays(layout: Struct, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of all arrays of a struct."""
+    for field in layout.fields:
+        here = (*path, field.name)
+        if field.array:
+            yield here
+        if isinstance(field.type, Struct):
+            yield from find_arrays(field.type, here)
+
+
+def make_large_requests(
+    api: ApiKey, version: int, *, entries: int, size_max: int = codec.BODY_SIZE_MAX
+) -> Iterator[Large]:
+    """Yield a request for each array of an API, of about `entries` entries or `size_max` bytes."""
+    layout = codec.struct_of(codec.entity(api, version, EntityType.request))
+    write = compiler.writer(layout)
+    for path in find_arrays(layout):
+        # Each entry that holds others counts too, and the arrays beside it are empty.
+        count = entries - len(path)
+        sample = bytearray()
+        write(sample, Filler(path, 1000).struct(layout))
+        count = min(count, int(size_max / (len(sample) / 1000) * 0.9))
+        frame = bytearray(frames.request_head(api, version, 1, "hostile"))
+        write(frame, Filler(path, count).struct(layout))
+        yield Large(".".join(path), bytes(frame))
