@@ -1,8 +1,10 @@
 """How several test processes share the tests (`pytest -n 4`): file by file, the longest first.
 
 A file's tests run in one process, in order, so they can share what a fixture of the file starts.
-The folders in `ONE_PROCESS` run in one process as a whole, since their tests share what only one
-process may have: the Kubernetes cluster, or a JVM with a Spark session.
+The folders in `ONE_PROCESS` run in one process as a whole, one after the other, since their tests
+share what only one process may have: a JVM with a Spark session, or the Kubernetes cluster. A Spark
+beside another one would leave a machine with two cores no time for either. While the first runs,
+the images of the second are built.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 if TYPE_CHECKING:
     import pytest
 
-ONE_PROCESS = ("tests/e2e", "tests/spark")
+ONE_PROCESS = ("tests/spark", "tests/e2e")
 #: Folders and files that take longest, in the order in which they begin. `make test` prints the
 #: times of its slowest tests.
-LONGEST = ("tests/e2e", "tests/spark", "tests/sim", "tests/cluster", "tests/compat")
+LONGEST = (*ONE_PROCESS, "tests/sim", "tests/cluster", "tests/compat")
 
 
 def find_scope(nodeid: str) -> str:
-    """Return what runs in one process with this test: its file, or its folder."""
+    """Return what runs in one process with this test: its file, or the folders of `ONE_PROCESS`."""
     file = nodeid.partition("::")[0]
-    return next((folder for folder in ONE_PROCESS if file.startswith(f"{folder}/")), file)
+    in_one_process = file.startswith(tuple(f"{folder}/" for folder in ONE_PROCESS))
+    return " ".join(ONE_PROCESS) if in_one_process else file
 
 
 def put_longest_first(items: list[pytest.Item]) -> None:

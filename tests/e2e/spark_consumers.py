@@ -13,7 +13,8 @@ from e2e.resources import Resources, queue_topic, share_group
 from shoal.client.exposition import samples
 
 JOB = Path(__file__).with_name("spark_job.py")
-EXECUTORS_MAX = 6
+#: Twice the partitions.
+EXECUTORS_MAX = 4
 PARTITIONS = 2
 #: The bound from the group's locks; a batch takes ten seconds or less.
 RECORDS_PER_TRIGGER = 4000

@@ -38,6 +38,7 @@ SYSCTLS = (
     "kernel/keys/root_maxbytes",
 )
 CGROUPS = Path("/sys/fs/cgroup")
+WEIGHT = 8
 
 
 def require_root() -> None:
@@ -111,6 +112,7 @@ def create_cgroups(layout: Layout) -> None:
         try:
             root.mkdir(exist_ok=True)
             _delegate(root)
+            _set_weight(root)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
@@ -118,6 +120,16 @@ def create_cgroups(layout: Layout) -> None:
                 f"{root} cannot be made ({error.strerror}): a cluster needs a writable cgroup "
                 "tree. In a container, start it with --privileged --cgroupns=host."
             ) from None
+
+
+def _set_weight(root: Path) -> None:
+    """Give all pods together the processor time of `WEIGHT` processes outside.
+
+    They would have that of one, so tests beside them could starve them.
+    """
+    for name, of_one in (("cpu.weight", 100), ("cpu.shares", 1024)):
+        if (root / name).exists():
+            (root / name).write_text(str(of_one * WEIGHT))
 
 
 def _delegate(root: Path) -> None:
