@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.java
 
-QUIET = ("--timeout-ms", "15000")
+#: A console ends when it has `--max-messages`; and after this time without a record.
+PATIENT = ("--timeout-ms", "60000")
 TOOLS = "org.apache.kafka.tools.consumer"
 #: From a subscription to the first record, with Java's first requests; Kafka takes 5 s.
 FIRST_RECORD_MS = 500
@@ -52,11 +53,11 @@ def test_console_clients_and_the_state_they_leave(tools: KafkaTools, topic: str)
         for word in ("--formatter-property", f"print.{what}=true")
     ]
     said = tools.run("console-consumer", "--topic", topic, "--from-beginning", "--group", "classic",
-                     "--max-messages", "50", *QUIET, *printing)  # fmt: skip
+                     "--max-messages", "50", *PATIENT, *printing)  # fmt: skip
     rows = re.findall(r"^Partition:(\d)\tOffset:(\d+)\ta:1,b:2\tk(\d+)\tv(\d+)$", said, re.M)
     assert sorted(int(value) for _, _, key, value in rows if key == value) == list(range(50))
     said = tools.run("console-consumer", "--topic", topic, "--from-beginning", "--group", "k848",
-                     "--max-messages", "50", *QUIET,
+                     "--max-messages", "50", *PATIENT,
                      "--command-property", "group.protocol=consumer")  # fmt: skip
     assert "Processed a total of 50 messages" in said
     commits = objects(
@@ -71,7 +72,7 @@ def test_console_clients_and_the_state_they_leave(tools: KafkaTools, topic: str)
 
     group = f"s-{topic}"
     from_the_beginning(tools, group)
-    share = ("console-share-consumer", "--topic", topic, "--group", group, *QUIET)
+    share = ("console-share-consumer", "--topic", topic, "--group", group, *PATIENT)
     said = tools.run(*share, "--max-messages", "50", *printing, "--formatter-property",
                      "print.delivery=true")  # fmt: skip
     rows = re.findall(r"^Partition:\d\tOffset:\d+\t.*a:1,b:2\tk(\d+)\tv(\d+)$", said, re.M)
@@ -93,8 +94,8 @@ def test_a_released_record_is_there_for_the_next_console(tools: KafkaTools, topi
     group = f"s-{topic}"
     from_the_beginning(tools, group)
     tools.run("console-producer", "--topic", topic, stdin="poison\n")
-    share = ("console-share-consumer", "--topic", topic, "--group", group, *QUIET, "--max-messages",
-             "1")  # fmt: skip
+    share = ("console-share-consumer", "--topic", topic, "--group", group, *PATIENT,
+             "--max-messages", "1")  # fmt: skip
     said = tools.run(*share, "--release")
     assert "poison" in said
     assert "poison" in tools.run(*share, "--reject")
@@ -183,7 +184,7 @@ def test_kafka_dump_log_of_the_brokers_directories(
     for tool, group in (("console-consumer", "dumped"), ("console-share-consumer", "s-dumped")):
         beginning = ("--from-beginning",) if tool == "console-consumer" else ()
         tools.run(tool, "--topic", "dumped", "--group", group, *beginning, "--max-messages", "50",
-                  *QUIET)  # fmt: skip
+                  *PATIENT)  # fmt: skip
     for decoder, (directory, expected) in DECODED.items():
         files = [
             str(f)

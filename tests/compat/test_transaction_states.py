@@ -33,7 +33,12 @@ pytestmark = pytest.mark.java
 ABSENT_BROKER = 2
 HERE, ABSENT = "here", "absent"
 #: An own Kafka, since a registered broker changes it for all tests.
-CONFIGS = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
+CONFIGS = {
+    "transaction.state.log.num.partitions": "1",
+    "offsets.topic.num.partitions": "1",
+    # The absent broker stays a leader, however long the test takes.
+    "broker.session.timeout.ms": "1800000",
+}
 #: The last one is reached by the coordinator's own abort, which fences the producer.
 FENCED = "CompleteAbort fenced"
 STATES = (*dict.fromkeys(state for state, _, _ in ANSWERS), FENCED)
@@ -62,7 +67,7 @@ class Driver:
         """Bring a new id to a state, with an epoch that has two before it."""
         self.id, self.writer = next(self._ids), (-1, -1)
         for _ in range(3):
-            eventually(lambda: self.init((-1, -1)) is ErrorCode.none)
+            eventually(lambda: self.init((-1, -1)) is ErrorCode.none, timeout_s=180)
         if state == "Empty":
             return
         topic = ABSENT if state.startswith("Prepare") else HERE
@@ -73,7 +78,10 @@ class Driver:
             assert self.init((-1, -1)) is ErrorCode.concurrent_transactions
         else:
             assert self.end(self.writer, 5, committed=state.endswith("Commit")) is ErrorCode.none
-        row = eventually(lambda: r if (r := self.described()).transaction_state in state else None)
+        row = eventually(
+            lambda: r if (r := self.described()).transaction_state in state else None,
+            what=state,
+        )
         self.writer = (row.producer_id, row.producer_epoch)
 
     def described(self) -> Any:

@@ -24,7 +24,9 @@ def test_one_transaction_right_behind_the_other(
 ) -> None:
     """The producer does not wait between EndTxn's response and its next write, although the markers
     are not written yet; that is not an error."""
-    broker = start_broker(configs={"shoal.log.flush.group.commit": "true"})
+    # A producer would send again what the broker refuses after this time.
+    patient = {"add.partitions.to.txn.retry.backoff.max.ms": "60000"}
+    broker = start_broker(configs={"shoal.log.flush.group.commit": "true", **patient})
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t")
         body = {"transactional_id": "x", "transaction_timeout_ms": 60_000}

@@ -39,15 +39,18 @@ def note_tasks(note: Path, stopped: threading.Event) -> None:
     """
     from py4j.protocol import Py4JError
 
-    new, most = note.with_suffix(".new"), 0
+    new, most, written = note.with_suffix(".new"), 0, ""
     recent: deque[int] = deque(maxlen=RECENT)
     # A Spark that has ended is the job's own failure, which the job prints.
     with contextlib.suppress(Py4JError, OSError):
         while not stopped.wait(EVERY_S):
             recent.append(count_active_tasks())
             most = max(most, *recent)
-            new.write_text(f"{max(recent)} {most}")
-            new.replace(note)
+            text = f"{max(recent)} {most}"
+            if text != written:
+                new.write_text(text)
+                new.replace(note)
+                written = text
 
 
 def main() -> None:
