@@ -2,8 +2,9 @@
 
 `dev.txt` has the packages that the broker, the operator and their tests need (`make venv`), and
 `demo.txt` those of `make demo`. Each other file has what one more extra adds to `dev.txt`, such as
-`spark.txt`. All files agree on the version of a package, and keep those that they have: `--upgrade`
-takes the newest ones.
+`spark.txt`. An image installs from files of its own: `image-broker.txt` and the like have all of
+its packages, and `build.txt` those that build wheels for it. All files agree on the version of a
+package, and keep those that they have: `--upgrade` takes the newest ones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ LOCKS = ROOT / "tools" / "locks"
 BASE = ("dev", "broker", "tiered", "operator", "console")
 #: Extras with a whole environment of their own.
 WHOLE = ("demo",)
+#: The extras of each image.
+IMAGES = {
+    "broker": ("broker", "console", "tiered"),
+    "operator": ("operator",),
+    "spark": ("spark", "jobs"),
+}
+#: The dependency group whose packages build wheels.
+BUILD = "build"
 #: Markers cover all later versions of Python, too.
 PYTHON = "3.11"
 _PIN = re.compile(r"^([a-z0-9._-]+)==[^\s\\]+.*?(?= \\$|$)", re.MULTILINE)
@@ -35,7 +44,7 @@ def main() -> None:
         versions = Path(folder) / "all.txt"
         if "--upgrade" not in sys.argv:
             versions.write_text(_known())
-        _pin(versions, "--all-extras")
+        _pin(versions, "--all-extras", f"--group={BUILD}")
         for stale in LOCKS.glob("*.txt"):
             stale.unlink()
         base = LOCKS / "dev.txt"
@@ -47,6 +56,9 @@ def main() -> None:
         for name in others:
             without = () if name in WHOLE else left_out
             _pin(LOCKS / f"{name}.txt", *pins, f"--extra={name}", *without)
+        for image, extras in IMAGES.items():
+            _pin(LOCKS / f"image-{image}.txt", *pins, *(f"--extra={name}" for name in extras))
+        _pin(LOCKS / f"{BUILD}.txt", *pins, f"--group={BUILD}", source=())
 
 
 def _known() -> str:
@@ -56,8 +68,9 @@ def _known() -> str:
     return "".join(f"{pin}\n" for pin in dict.fromkeys(pins))
 
 
-def _pin(into: Path, *options: str) -> None:
-    """Write the pins of the packages that these options select, or end the program."""
+def _pin(into: Path, *options: str, source: tuple[str, ...] = ("pyproject.toml",)) -> None:
+    """Write the pins of the packages that these options select, or end the program. Without a
+    source, these are the packages of a group alone."""
     words = ["pip", "compile", "--quiet", "--universal", f"--python-version={PYTHON}"]
     words += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
     command = [
@@ -66,7 +79,7 @@ def _pin(into: Path, *options: str) -> None:
         "uv",
         *words,
         *options,
-        "pyproject.toml",
+        *source,
         f"--output-file={into}",
     ]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lint import decision_records, import_cycles, prose, references, tidy
+from lint import decision_records, import_cycles, locks, prose, references, tidy
 from lint.tree import File
 
 
@@ -146,3 +146,83 @@ def test_links_of_records_lead_back() -> None:
     assert check_records(back) == []
     (found,) = check_records(new.replace("; {}", ""))
     assert "do not link to each other" in found
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "RUN pip install shoal",
+        'RUN python3 -m pip install --no-cache-dir --target /opt/shoal ".[operator]"',
+        "RUN true && \\\n    pip3 install \\\n    -r locked.txt",
+        "RUN pip install --require-hashes -r a.txt && pip install b",
+        "RUN pip install --no-index .",
+        "RUN uv pip install b; true",
+        "RUN curl -O https:" + "//kubernetes.io/kubectl",
+        "ADD https:" + "//kubernetes.io/kubectl /bin/",
+    ],
+)
+def test_an_image_that_installs_without_hashes_is_found(step: str) -> None:
+    file = make_file("x/Containerfile", f"FROM scratch\n# pip install x\n{step}\n")
+    (found,) = locks.check_file(file)
+    assert found.startswith("x/Containerfile: install with --require-hashes")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "RUN python3 -m pip install --require-hashes \\\n    --target /opt -r a.txt",
+        "RUN PYTHONPATH=/b pip install --no-index --no-deps .",
+        "RUN apt-get install --yes python3-pip curl",
+    ],
+)
+def test_an_image_that_installs_by_hashes_is_no_fault(step: str) -> None:
+    assert list(locks.check_file(make_file("x/Containerfile", f"{step}\n"))) == []
+
+
+PYPROJECT = {
+    "project": {
+        "dependencies": ["a>=1"],
+        "optional-dependencies": {name: [] for name in ("dev", "broker", "tiered", "operator")}
+        | {"console": ["c"], "spark": ["d<2"], "jobs": [], "demo": ["e_e"]},
+    },
+    "dependency-groups": {"build": ["h"]},
+}
+
+
+def make_locks(**pins: str) -> dict[str, str]:
+    """Return locks, each with pins such as `a==1`."""
+    return {
+        name.replace("_", "-"): "".join(f"{pin} \\\n    --hash=sha256:0\n" for pin in text.split())
+        for name, text in pins.items()
+    }
+
+
+def test_locks_agree_with_the_project_and_each_other() -> None:
+    good = make_locks(
+        dev="a==1 c==3",
+        spark="d==1",
+        jobs="",
+        demo="a==1 e-e==5",
+        build="h==1",
+        image_broker="a==1 c==3",
+        image_operator="a==1",
+        image_spark="a==1 d==1",
+    )
+
+    def find(**changed: str) -> list[str]:
+        return list(locks.find_faults(PYPROJECT, good | make_locks(**changed)))
+
+    assert find() == []
+    (found,) = find(image_broker="a==1")
+    assert found == "image-broker.txt: pyproject.toml wants c, and it has []"
+    both = find(spark="d==2", image_spark="a==1 d==2")
+    wants = "pyproject.toml wants d<2, and it has ['2']"
+    assert both == [f"image-spark.txt: {wants}", f"spark.txt: {wants}"]
+    (found,) = find(image_operator="a==2")
+    assert found == "the locks have a in the versions 1, 2"
+    (found,) = find(plots="")
+    assert found == "plots.txt: no extra has it"
+    missing = {name: text for name, text in good.items() if name != "image-spark"}
+    assert list(locks.find_faults(PYPROJECT, missing)) == ["image-spark.txt: it is missing"]
+    (found,) = locks.find_faults(PYPROJECT, good | {"jobs": "j==1\n"})
+    assert found == "jobs.txt: j==1 has no hash"

@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from lint import architecture, decision_records, import_cycles, prose, references, tidy
+from lint import architecture, decision_records, import_cycles, locks, prose, references, tidy
 from lint.tree import ROOT, File, tracked_files
 
 CACHE = ROOT / "build" / "lint.json"
@@ -26,7 +26,7 @@ MANY = 200
 def check_file(name: str) -> list[str]:
     """Return what is wrong in a file alone."""
     file = File(name)
-    return [*tidy.check_file(file), *prose.check_file(file)]
+    return [*tidy.check_file(file), *prose.check_file(file), *locks.check_file(file)]
 
 
 def check_files(files: list[File]) -> dict[str, list[str]]:
@@ -56,7 +56,7 @@ def check_files(files: list[File]) -> dict[str, list[str]]:
 def main() -> int:
     files = tracked_files()
     problems = [problem for found in check_files(files).values() for problem in found]
-    for linter in (tidy, prose, references, import_cycles, architecture, decision_records):
+    for linter in (tidy, prose, references, import_cycles, architecture, decision_records, locks):
         problems += linter.check_tree(files)
     for problem in sorted(problems):
         print(problem)

@@ -1,21 +1,29 @@
 """The project's images, built by Docker if its engine answers, otherwise by buildah.
 
 Docker builds on the base image that the Containerfiles name. buildah builds on a base of this
-module: a Debian with Python, assembled by mmdebstrap, and wheels that pip downloaded. So only
-package registries are needed. The name of an archive contains a hash of all its inputs: unchanged
-images are not built again.
+module: a Debian with Python, assembled by mmdebstrap, and wheels that pip downloaded by the locks
+of tools/locks. So only package registries are needed. The name of an archive contains a hash of all
+its inputs: unchanged images are not built again.
+
+The locks pin what comes from PyPI, and Debian's packages have their mends of this month: the month
+is an input, so an archive or a base of an earlier one is not used, and Docker pulls its base.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 import tarfile
+import tempfile
 import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
 
 from .backend import docker_answers
 from .commands import lock, run
@@ -24,11 +32,13 @@ from .layout import CACHE, REPOSITORY, SPARK_OPERATOR_VERSION, ClusterError
 from .programs import pip, program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 SUITE = "bookworm"
 #: The Python of that Debian, which the wheels must fit.
 PYTHON_VERSION = "3.11"
+#: What the markers of locks see there. Other variables are those of this machine.
+PYTHON_ENVIRONMENT = {"python_version": PYTHON_VERSION, "python_full_version": "3.11.2"}
 BASE_PACKAGES = ("ca-certificates", "procps", "python3", "python3-pip", "tini")
 JAVA_PACKAGES = ("openjdk-17-jre-headless",)
 #: A git server for tests.
@@ -49,8 +59,8 @@ SUPERSEDED_S = 600
 #: buildah copies itself into memory and seals the copy. The kernel refuses that while it moves one
 #: of its pages. buildah then gives up, and the next attempt has other pages.
 SEALING, BUILDAH_ATTEMPTS_MAX = "sealing memfd copy: Device or resource busy", 5
-#: The build back-end, which pip itself downloads only from an index.
-BUILD_REQUIREMENTS = ("hatchling>=1.27",)
+#: The packages that build wheels.
+BUILD_LOCK = "tools/locks/build.txt"
 
 
 @dataclass(frozen=True)
@@ -59,10 +69,15 @@ class Image:
 
     containerfile: str
     sources: tuple[str, ...]
-    extras: tuple[str, ...]
+    #: The lock with its dependencies.
+    lock: str
     packages: tuple[str, ...] = BASE_PACKAGES
-    #: Dependencies that PyPI has only as a source archive; all are plain Python.
-    source_only: tuple[str, ...] = ()
+    #: A dependency that PyPI has only as a source archive.
+    source_only: str = ""
+
+    @property
+    def locks(self) -> tuple[str, str]:
+        return BUILD_LOCK, self.lock
 
 
 #: Inputs of the stage of the Spark image that contains no other code of the project.
@@ -73,10 +88,12 @@ IMAGES = {
     "broker": Image(
         "broker_image/Containerfile",
         ("broker_image/shoal",),
-        ("broker", "console", "tiered"),
+        "tools/locks/image-broker.txt",
     ),
     "operator": Image(
-        "operator/Containerfile", ("broker_image/shoal", "operator/shoal_operator"), ("operator",)
+        "operator/Containerfile",
+        ("broker_image/shoal", "operator/shoal_operator"),
+        "tools/locks/image-operator.txt",
     ),
     "spark": Image(
         "spark_operator_jobs/Containerfile",
@@ -87,13 +104,13 @@ IMAGES = {
             *SPARK_STAGE,
             "spark_operator_jobs/decommission.py",
         ),
-        ("spark", "jobs"),
+        "tools/locks/image-spark.txt",
         (*BASE_PACKAGES, *JAVA_PACKAGES),
-        source_only=("pyspark",),
+        source_only="pyspark",
     ),
 }
 _STEPS = Path(__file__).parent / "spark-operator" / "Containerfile"
-_PROJECT = ("pyproject.toml", "README.md", "LICENSE", "broker_image/wheel_hook.py")
+PROJECT = ("pyproject.toml", "README.md", "LICENSE", "broker_image/wheel_hook.py")
 
 
 def tag(name: str) -> str:
@@ -113,8 +130,8 @@ def find_path(name: str) -> Path:
     if name not in IMAGES:
         raise ClusterError(f"There is no image {name!r}: the images are {', '.join(IMAGES)}.")
     image = IMAGES[name]
-    inputs = [REPOSITORY / path for path in (image.containerfile, *_PROJECT, *image.sources)]
-    return _archive_path(name, inputs, " ".join(image.packages))
+    paths = (image.containerfile, *image.locks, *PROJECT, *image.sources)
+    return _archive_path(name, [REPOSITORY / path for path in paths], " ".join(image.packages))
 
 
 def other_broker(version: str) -> tuple[str, Path]:
@@ -151,7 +168,8 @@ def _build_stage(image: Image, name: str, stage: str = "") -> None:
     file = f"--file={REPOSITORY / image.containerfile}"
     if docker_answers():
         version = f"--build-arg=VERSION={_project()['version']}"
-        run("docker", "build", "--quiet", f"--tag={name}", file, version, *target, REPOSITORY)
+        build = ("docker", "build", "--quiet", "--pull", f"--tag={name}")
+        run(*build, file, version, *target, REPOSITORY)
         return
     _buildah(
         "build-using-dockerfile",
@@ -234,9 +252,15 @@ def find_spark_operator_path() -> Path:
     """Return where the archive of the Spark operator's image is, once it is built; the program is
     built now if it is missing."""
     spark = IMAGES["spark"]
-    stage = (spark.containerfile, "pyproject.toml", *SPARK_STAGE)
+    stage = (spark.containerfile, *spark.locks, "pyproject.toml", *SPARK_STAGE)
     inputs = [_STEPS, program("spark-operator"), *(REPOSITORY / path for path in stage)]
     return _archive_path("spark-operator", inputs, " ".join(spark.packages))
+
+
+def base_name(packages: Iterable[str]) -> str:
+    """Return the name of the base image of this month with these packages."""
+    inputs = (SUITE, *sorted(packages), *EXCLUDED_PATHS, _month())
+    return f"localhost/shoal/base:{hashlib.sha256(' '.join(inputs).encode()).hexdigest()[:16]}"
 
 
 def _base(packages: Iterable[str]) -> str:
@@ -244,14 +268,17 @@ def _base(packages: Iterable[str]) -> str:
     override = os.environ.get("SHOAL_IMAGE_BASE")
     if override:
         return override
-    names = sorted(packages)
-    key = hashlib.sha256(" ".join((SUITE, *names, *EXCLUDED_PATHS)).encode()).hexdigest()[:16]
-    name = f"localhost/shoal/base:{key}"
+    name = base_name(packages)
     if _buildah("inspect", "--type=image", name, check=False):
         return name
-    root = CACHE / "images" / f"base-{key}.partial"
+    root = CACHE / "images" / f"base-{name.rpartition(':')[2]}.partial"
     excluded = [f"--dpkgopt=path-exclude={path}" for path in EXCLUDED_PATHS]
-    make = ("--quiet", "--variant=essential", "--format=tar", f"--include={','.join(names)}")
+    make = (
+        "--quiet",
+        "--variant=essential",
+        "--format=tar",
+        f"--include={','.join(sorted(packages))}",
+    )
     steps = f"FROM scratch\nADD {root.name} /\n"
     build = ("build-using-dockerfile", f"--tag={name}", "--file=-", str(root.parent))
     try:
@@ -263,24 +290,51 @@ def _base(packages: Iterable[str]) -> str:
 
 
 def _wheels(image: Image) -> Path:
-    """Return a directory with the wheels of an image's dependencies, for the base's Python."""
-    project = _project()
-    extras = [r for extra in image.extras for r in project["optional-dependencies"][extra]]
-    wanted = [*BUILD_REQUIREMENTS, *project["dependencies"], *extras]
-    key = hashlib.sha256("\n".join((PYTHON_VERSION, *wanted)).encode()).hexdigest()[:16]
-    directory = CACHE / "wheels" / f"{image.extras[0]}-{key}"
+    """Return a directory with the wheels of an image's locks, for the base's Python."""
+    locks = [REPOSITORY / path for path in image.locks]
+    texts = (PYTHON_VERSION, *(path.read_text() for path in locks))
+    key = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    directory = CACHE / "wheels" / f"{locks[-1].stem.removeprefix('image-')}-{key}"
     if directory.exists():
         return directory
     partial = directory.with_suffix(f".{os.getpid()}")
-    for requirement in wanted:
-        if requirement.startswith(image.source_only or "\0"):
-            run(*pip(), "wheel", "--quiet", "--no-deps", f"--wheel-dir={partial}", requirement)
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 28, 34)]
-    fits = ("--implementation=cp", f"--python-version={PYTHON_VERSION}", "--only-binary=:all:")
-    download = ("download", "--quiet", f"--dest={partial}", f"--find-links={partial}", *fits)
-    run(*pip(), *download, *platforms, "--platform=manylinux2014_x86_64", *wanted)
+    fits = ("--implementation=cp", f"--python-version={PYTHON_VERSION}", *platforms)
+    with tempfile.TemporaryDirectory() as scratch:
+        # pip asks a source archive for its metadata, which takes what builds it.
+        backend = f"{scratch}/build"
+        hashed = ("--quiet", "--require-hashes", "--no-deps", "--only-binary=:all:")
+        run(*pip(), "install", *hashed, f"--target={backend}", f"--requirement={locks[0]}")
+        sources = [f"--no-binary={image.source_only}"] if image.source_only else []
+        for path in locks:
+            wanted = Path(scratch) / path.name
+            wanted.write_text("".join(select_pins(path.read_text())))
+            download = ("download", *hashed, *sources, f"--dest={partial}", *fits)
+            run(
+                *pip(),
+                *download,
+                "--platform=manylinux2014_x86_64",
+                "--no-build-isolation",
+                f"--requirement={wanted}",
+                env={"PYTHONPATH": backend},
+            )
     partial.rename(directory)
+    _delete_superseded(directory, "")
     return directory
+
+
+def select_pins(lock: str) -> Iterator[str]:
+    """Iterate over the pins of a lock that the base's Python needs. pip itself reads markers as the
+    Python that it runs in."""
+    for pin in filter(None, re.split(r"^(?=\S)", lock, flags=re.MULTILINE)):
+        marker = Requirement(pin.partition("\\")[0].strip()).marker
+        if marker is None or marker.evaluate(PYTHON_ENVIRONMENT):
+            yield pin
+
+
+def _month() -> str:
+    """Return the month, which is an input of everything that has Debian's packages."""
+    return time.strftime("%Y-%m", time.gmtime())
 
 
 def _project() -> dict[str, Any]:
@@ -290,7 +344,7 @@ def _project() -> dict[str, Any]:
 
 def _archive_path(name: str, inputs: Iterable[Path], salt: str) -> Path:
     """Return the archive's path; its name has a hash of the content of files and directories."""
-    digest = hashlib.sha256(f"{salt}\0{docker_answers()}\0".encode())
+    digest = hashlib.sha256(f"{salt}\0{docker_answers()}\0{_month()}\0".encode())
     for top in inputs:
         if not top.exists():
             raise ClusterError(f"{top.relative_to(REPOSITORY)} is missing: image {name} needs it.")
@@ -335,12 +389,21 @@ def write_oci_layout(name: str, folder: Path) -> None:
 
 
 def _keep(path: Path, partial: Path) -> Path:
-    """Move a finished archive to its path, and delete those of earlier sources."""
-    name = path.stem.rpartition("-")[0]
-    for old in path.parent.glob(f"{name}-{'[0-9a-f]' * 16}.tar"):
-        if old.stat().st_mtime < time.time() - SUPERSEDED_S:
-            old.unlink()
+    """Move a finished archive to its path, and delete those of earlier inputs."""
+    _delete_superseded(path, ".tar")
     return partial.rename(path)
+
+
+def _delete_superseded(path: Path, suffix: str) -> None:
+    """Delete what the cache has beside an archive or a directory for earlier inputs."""
+    name = path.name.removesuffix(suffix).rpartition("-")[0]
+    for old in path.parent.glob(f"{name}-{'[0-9a-f]' * 16}{suffix}"):
+        if old == path or old.stat().st_mtime > time.time() - SUPERSEDED_S:
+            continue
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
 
 
 def _buildah(*argv: str, stdin_text: str | None = None, check: bool = True) -> bool:
