@@ -109,6 +109,8 @@ PROOFS = {
 unit/test_sealed_objects.py
 test_keys_rotate_while_old_objects_stay_readable shoal.remote.compression.type=COMPRESSION
     shoal.remote.encryption.key.id=KEY_ID
+test_objects_in_the_clear_that_only_the_bucket_knows_need_consent
+    shoal.remote.encryption.clear.segments.enable=CLEAR_SEGMENTS
 compat/test_tiered_sealing.py
 test_keys_rotate_on_a_running_broker shoal.remote.encryption.key.directory
 compat/test_tiered_compaction.py

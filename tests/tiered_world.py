@@ -31,7 +31,7 @@ from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 from shoal.tiered import manifest
 from shoal.tiered.keys import manifest_key, segment_id_of
 from shoal.tiered.metadata_records import SegmentState, decode, segment_of
-from shoal.tiered.remote_log import RemoteLog
+from shoal.tiered.remote_log import RemoteLog, pack
 from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
@@ -50,6 +50,7 @@ UNLIMITED = (1 << 63) - 1
 COMPRESSION = "shoal.remote.compression.type"
 KEY_DIRECTORY = "shoal.remote.encryption.key.directory"
 KEY_ID = "shoal.remote.encryption.key.id"
+CLEAR_SEGMENTS = "shoal.remote.encryption.clear.segments.enable"
 LIMITS = CallLimits(timeout_ms=5, backoff_ms=1, backoff_max_ms=1, attempts=2)
 EXPECTED = (
     StoreError,
@@ -225,6 +226,7 @@ class World:
         self.configs: dict[str, Any] = {
             COMPRESSION: "uncompressed",
             KEY_ID: "",
+            CLEAR_SEGMENTS: False,
             "log.cleaner.dedupe.buffer.size": 1 << 20,
         }
         self.configs |= {
@@ -250,7 +252,7 @@ class World:
             node, store, metadata, cache, "cluster", self.meters, self.copy_quota, self.sealing
         )
         self.arrived = asyncio.Event()
-        self.downloads = Downloads(node, store, cache, self.fetch_quota, self.sealing.keys)
+        self.downloads = Downloads(node, store, cache, self.fetch_quota, self.sealing)
         self.reader = PartitionReader(
             self.downloads,
             self.log,
@@ -353,7 +355,7 @@ class World:
         assert len(self.segment_keys()) == len(ids)
         if manifest_key(self.prefix) in self.store.objects:
             found = self.manifest()
-            assert sorted(found.segments) == sorted(remote)
+            assert sorted(map(pack, found.segments)) == sorted(map(pack, remote))
             assert found.log_start_offset == self.log.log_start_offset
         else:
             assert not ids

@@ -24,7 +24,7 @@ from shoal.tiered.metadata_records import (
     key_of,
     tombstones,
 )
-from shoal.tiered.remote_log import RemoteLog, RemoteSegment, custom_metadata
+from shoal.tiered.remote_log import Encryption, RemoteLog, RemoteSegment, custom_metadata
 
 STARTED, FINISHED, DELETING, DELETED = SegmentState
 ORDERS = SegmentId(
@@ -217,6 +217,26 @@ def test_a_finished_copy_has_its_sizes() -> None:
     assert list(log) == [
         RemoteSegment(UUID(int=7), 10, 19, 100, 107, 1007, 50, 1, True, ((0, 10),))
     ]
+
+
+@pytest.mark.parametrize("encryption", Encryption)
+def test_the_topic_says_whether_an_object_was_encrypted(encryption: Encryption) -> None:
+    """And the manifest does not, as every writer of the bucket can replace it."""
+    log = RemoteLog()
+    log.replay(added(7, 10, 19))
+    custom = custom_metadata(1007, 50, encryption)
+    assert custom.startswith(custom_metadata(1007, 50)), "earlier releases read the sizes"
+    finish = updated(7, FINISHED)._replace(custom=custom)
+    read = decode_usual(encode(finish))
+    assert read is not None
+    log.replay(read)
+    (segment,) = log
+    assert (segment.object_size, segment.encryption) == (1007, encryption)
+    assert log.find(10, 0) == segment
+    log.replay(updated(7, FINISHED))
+    assert [s.encryption for s in log] == [encryption], "a record from the bucket changes nothing"
+    (known,) = remote_log.unpack_all(log.packed())
+    assert (known.segment_id, known.encryption) == (UUID(int=7), Encryption.UNKNOWN)
 
 
 def test_a_segment_that_left_the_topic_is_forgotten() -> None:

@@ -41,8 +41,18 @@ from shoal.tiered.segment_object import (
     footer_bytes_needed,
     read_footer,
     scan,
+    tail,
 )
-from tiered_world import COMPRESSION, KEY_DIRECTORY, KEY_ID, Crash, World, scenario
+from tiered_world import (
+    CLEAR_SEGMENTS,
+    COMPRESSION,
+    KEY,
+    KEY_DIRECTORY,
+    KEY_ID,
+    Crash,
+    World,
+    scenario,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -336,6 +346,79 @@ def test_without_its_key_a_segment_is_unreadable_until_the_key_is_back() -> None
         assert len(world.segment_keys()) == before
         world.storage.replace_file("keys/k0", saved, sync=True)
         await world.run_pass()
+        await world.check_the_end()
+
+    asyncio.run(run())
+
+
+def forge(world: World, key: str) -> None:
+    """Replace an object by one of the same size in the clear, with records of somebody else."""
+    real = world.store.objects[key]
+    described = footer_of(real).description
+    log = bytearray()
+    for offset in range(described.base_offset, described.end_offset + 1):
+        data = build_batch([(NOW_MS, b"k", b"", ())])
+        assign(data, 0, offset, 0)
+        log += data
+    found = scan(reader(log), len(log))
+    end = tail(described._replace(log_size=len(log)), found.chunks, {})
+    world.store.objects[key] = bytes(log).ljust(len(real) - len(end), b"\0") + end
+
+
+async def read_fails(world: World, match: str) -> None:
+    """Read the first record, which ends with an error that matches."""
+    world.arrived.clear()
+    assert world.log.read(0, 500).data == b""
+    await world.arrived.wait()
+    with pytest.raises(RemoteUnavailable, match=match):
+        world.log.read(0, 500)
+
+
+def test_an_encrypted_object_is_not_replaced_by_one_in_the_clear() -> None:
+    """Also not once nothing is encrypted any more, and objects in the clear are accepted."""
+
+    async def run() -> None:
+        world = World(4)
+        world.add_key("k0")
+        world.configs[KEY_ID] = "k0"
+        world.produce(12)
+        await world.run_pass()
+        key = min(world.segment_keys())
+        saved = world.store.objects[key]
+        forge(world, key)
+        assert len(world.store.objects[key]) == len(saved)
+        world.configs |= {KEY_ID: "", CLEAR_SEGMENTS: True}
+        refused = f"{key} is not encrypted, and it was when it was copied"
+        await read_fails(world, refused)
+        first = next(iter(world.metadata.remote(KEY)))
+        with pytest.raises(DamagedObject, match=refused):
+            await world.reader.state_behind(first)
+        world.store.objects[key] = saved
+        world.node.clock.ms += 2_000
+        await world.read_all()
+
+    asyncio.run(run())
+
+
+def test_objects_in_the_clear_that_only_the_bucket_knows_need_consent() -> None:
+    """The manifest names them, and every writer of the bucket can write one that does. With a key
+    they are refused: nothing of the cluster itself says that it has copied them in the clear."""
+
+    async def run() -> None:
+        world = World(5)
+        world.produce(12)
+        await world.run_pass()
+        world.metadata.lose()
+        world.start()
+        await world.run_pass()
+        await world.read_all()
+        world.start()
+        world.add_key("k0")
+        world.configs[KEY_ID] = "k0"
+        await read_fails(world, f"no metadata of this cluster.*{CLEAR_SEGMENTS}=true")
+        world.configs[CLEAR_SEGMENTS] = True
+        world.node.clock.ms += 2_000
+        await world.read_all()
         await world.check_the_end()
 
     asyncio.run(run())

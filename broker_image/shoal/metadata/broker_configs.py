@@ -130,6 +130,10 @@ shoal.remote.encryption.key.directory string "" -
 shoal.remote.encryption.key.id string "" @key-id cluster-wide
     Id of the key that encrypts new objects by AES-256-GCM. Empty means that they are not encrypted.
     Old objects need the keys with which they were encrypted.
+shoal.remote.encryption.clear.segments.enable boolean false - cluster-wide
+    With a key, whether to read segments that are not encrypted although the cluster's metadata does
+    not say that they were copied so. The segments of earlier releases and of a restored cluster may
+    be such segments.
 shoal.remote.chunk.cache.bytes long 1073741824 1..
     Maximum size of downloaded chunks on the disk. A chunk has about 8 MB.
 shoal.remote.backup.interval.ms long 600000 -1..

@@ -5,6 +5,9 @@ because a broker may have a million of them. Those of other states are few, and 
 leaders may have copied the same offsets, so segments may overlap. Offsets are served by the segment
 that has them in the leader epoch of this log, and reaches furthest.
 
+Each segment also has whether its object was encrypted when it was copied. The bucket cannot change
+that, so the records of the topic have it, and manifests do not.
+
 Only `replay` changes state. A record that is not a legal move is ignored: it was written by a
 leader that did not yet know of its successor, and the segment's later state holds.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
@@ -25,7 +29,7 @@ _CUSTOM = struct.Struct(">BQI")
 _CUSTOM_VERSION = 0
 #: A packed segment, in memory and in manifests: segment id, base and end offset, largest timestamp,
 #: log size, object size, footer size, broker, whether the transaction index is empty, number of
-#: leader epochs. The epochs follow.
+#: leader epochs. The epochs follow, and in memory a byte with the `Encryption`.
 _PACKED = struct.Struct(">16sqqqQQIi?H")
 _EPOCH = struct.Struct(">iq")
 _OFFSETS = struct.Struct(">16xqq")
@@ -35,9 +39,21 @@ _COUNT = struct.Struct(">H")
 ID_SIZE = 16
 
 
+class Encryption(IntEnum):
+    """Whether a leader has encrypted the object that it copied. The metadata of earlier releases,
+    and what was written again from the bucket, does not say it."""
+
+    UNKNOWN = 0
+    CLEAR = 1
+    ENCRYPTED = 2
+
+
+_ENCRYPTIONS = dict(enumerate(Encryption))
+
+
 class RemoteSegment(NamedTuple):
     """One remote segment. Offsets are inclusive, sizes in bytes. `object_size` and `footer_size`
-    are 0 until the copy has finished."""
+    are 0 until the copy has finished, and `encryption` is unknown until then."""
 
     segment_id: UUID
     base_offset: int
@@ -49,6 +65,7 @@ class RemoteSegment(NamedTuple):
     broker_id: int
     txn_index_empty: bool
     leader_epochs: tuple[tuple[int, int], ...]
+    encryption: Encryption = Encryption.UNKNOWN
 
     def epoch_at(self, offset: int) -> int:
         """Return the leader epoch in which an offset of this segment was written, or -1."""
@@ -56,9 +73,19 @@ class RemoteSegment(NamedTuple):
         return self.leader_epochs[at][0] if at >= 0 else -1
 
 
-def custom_metadata(object_size: int, footer_size: int) -> bytes:
-    """Return what a finished copy adds to the metadata of its segment."""
-    return _CUSTOM.pack(_CUSTOM_VERSION, object_size, footer_size)
+def custom_metadata(
+    object_size: int, footer_size: int, encryption: Encryption = Encryption.UNKNOWN
+) -> bytes:
+    """Return what a finished copy adds to the metadata of its segment. Earlier releases leave the
+    byte at the end alone."""
+    sizes = _CUSTOM.pack(_CUSTOM_VERSION, object_size, footer_size)
+    return sizes if encryption is Encryption.UNKNOWN else sizes + bytes((encryption,))
+
+
+def _encryption_at(end: int, data: bytes) -> Encryption:
+    """Return what the byte at a position says, if there is one that this release knows."""
+    number = data[end] if end < len(data) else 0
+    return _ENCRYPTIONS.get(number, Encryption.UNKNOWN)
 
 
 class RemoteLog:
@@ -96,7 +123,8 @@ class RemoteLog:
         return map(unpack, self._finished)
 
     def finished(self) -> tuple[bytes, ...]:
-        """Return the finished segments of this moment, each packed, in order of their offsets."""
+        """Return the finished segments of this moment, each as `unpack` reads it, in order of their
+        offsets."""
         return tuple(self._finished)
 
     def unfinished_ids(self) -> frozenset[UUID]:
@@ -104,8 +132,8 @@ class RemoteLog:
         return frozenset(self._other)
 
     def packed(self) -> bytes:
-        """Return the finished segments, packed one behind the other."""
-        return b"".join(self._finished)
+        """Return the finished segments, packed one behind the other as in a manifest."""
+        return b"".join([packed[:-1] for packed in self._finished])
 
     def extents(self) -> Iterator[tuple[int, int, int, int]]:
         """Iterate over the finished segments in order of their base offsets: base offset, end
@@ -206,7 +234,12 @@ class RemoteLog:
         segment = self._take(record.id.segment_id)
         if record.custom is not None and len(record.custom) >= _CUSTOM.size:
             _, object_size, footer_size = _CUSTOM.unpack_from(record.custom)
-            segment = segment._replace(object_size=object_size, footer_size=footer_size)
+            segment = segment._replace(
+                object_size=object_size,
+                footer_size=footer_size,
+                # A record that was written again knows less.
+                encryption=_encryption_at(_CUSTOM.size, record.custom) or segment.encryption,
+            )
         if record.state is SegmentState.COPY_SEGMENT_FINISHED:
             self._insert(segment)
         elif record.state is not SegmentState.DELETE_SEGMENT_FINISHED:
@@ -253,7 +286,7 @@ class RemoteLog:
 
     def _insert(self, segment: RemoteSegment) -> None:
         at = bisect_right(self._bases, segment.base_offset)
-        self._finished.insert(at, pack(segment))
+        self._finished.insert(at, pack(segment) + bytes((segment.encryption,)))
         if not segment.txn_index_empty:
             self.transactions_end = max(self.transactions_end, segment.end_offset)
         self._bases.insert(at, segment.base_offset)
@@ -274,6 +307,7 @@ class RemoteLog:
 
 
 def pack(segment: RemoteSegment) -> bytes:
+    """Return a segment as a manifest has it, without its encryption."""
     return _PACKED.pack(
         segment.segment_id.bytes,
         *segment[1:9],
@@ -301,9 +335,10 @@ def unpack_all(packed: bytes) -> Iterator[RemoteSegment]:
 
 
 def unpack(packed: bytes) -> RemoteSegment:
-    """Return the segment that `pack` packed."""
+    """Return the segment that `pack` packed, with its encryption if that follows."""
     segment_id, *fields, count = _PACKED.unpack_from(packed)
     epochs = tuple(
         _EPOCH.unpack_from(packed, _PACKED.size + number * _EPOCH.size) for number in range(count)
     )
-    return RemoteSegment._make((UUID(bytes=segment_id), *fields, epochs))
+    encryption = _encryption_at(_PACKED.size + count * _EPOCH.size, packed)
+    return RemoteSegment._make((UUID(bytes=segment_id), *fields, epochs, encryption))

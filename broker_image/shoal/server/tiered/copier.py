@@ -37,7 +37,7 @@ from shoal.tiered.metadata_records import (
     key_of,
     tombstones,
 )
-from shoal.tiered.remote_log import RemoteSegment, custom_metadata
+from shoal.tiered.remote_log import Encryption, RemoteSegment, custom_metadata
 from shoal.tiered.segment_object import (
     DamagedObject,
     Description,
@@ -85,6 +85,7 @@ class Prepared(NamedTuple):
     source: SegmentSource | SealedSource
     description: Description
     txn_index_empty: bool
+    encryption: Encryption
 
     def as_remote(self) -> RemoteSegment:
         """Return the segment as the remote log has it once the copy has finished, after the
@@ -101,6 +102,7 @@ class Prepared(NamedTuple):
             found.broker_id,
             self.txn_index_empty,
             found.leader_epochs,
+            self.encryption,
         )
 
 
@@ -379,7 +381,8 @@ class Copier:
             await self._upload(keys.segment_key(prefix, found.base_offset, segment_id), ready)
             remote = self._metadata.remote(partition.key)
             await self.manifests.write(partition, prefix, remote, ready.as_remote())
-            custom = custom_metadata(ready.source.size, len(ready.source.footer))
+            size, footer_size = ready.source.size, len(ready.source.footer)
+            custom = custom_metadata(size, footer_size, ready.encryption)
             finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
             await self._metadata.append(partition.key, [finished])
         except Exception:
@@ -472,4 +475,6 @@ def prepare(
         source = SegmentSource(read, described.log_size, end)
     else:
         source = SealedSource(read, described, found.chunks, sections, seals)
-    return Prepared(source, described, not sections.get(Section.TRANSACTION_INDEX))
+    is_clear = seals is None or seals.envelope is None
+    encryption = Encryption.CLEAR if is_clear else Encryption.ENCRYPTED
+    return Prepared(source, described, not sections.get(Section.TRANSACTION_INDEX), encryption)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _DIRECTORY = "shoal.remote.encryption.key.directory"
 _KEY_ID = "shoal.remote.encryption.key.id"
+_CLEAR_SEGMENTS = "shoal.remote.encryption.clear.segments.enable"
 _COMPRESSION = "shoal.remote.compression.type"
 _REMEDY = f"Put {KEY_BYTES} random bytes into it as base64: openssl rand -base64 {KEY_BYTES}"
 
@@ -84,6 +85,12 @@ class Sealing:
     def key_id(self) -> str:
         """The id of the key that encrypts new objects; empty without one."""
         return str(self._cache.image.broker_config[_KEY_ID])
+
+    @property
+    def accepts_clear(self) -> bool:
+        """Whether segments may be in the clear of which the metadata does not say how they were
+        copied."""
+        return not self.key_id or bool(self._cache.image.broker_config[_CLEAR_SEGMENTS])
 
     def sealer(self, owner: bytes) -> Sealer | None:
         """Return what seals a new object, None if it stays as it is. Reads the key's file. Raises

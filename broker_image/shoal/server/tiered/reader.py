@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from shoal.record.batch import Buffer
     from shoal.server.metrics.tiered import RemoteTopicMeter
     from shoal.server.node import Node
+    from shoal.server.tiered.key_ring import Sealing
     from shoal.server.tiered.quota import TransferQuota
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
-    from shoal.tiered.sealing import KeyRing
     from shoal.tiered.store import ObjectStore
 
 #: How long reads of a part that could not be downloaded fail before the next attempt.
@@ -77,10 +77,10 @@ class Downloads:
         store: ObjectStore,
         cache: ChunkCache,
         quota: TransferQuota,
-        keys: KeyRing,
+        sealing: Sealing,
     ) -> None:
         self.node = node
-        self.keys = keys
+        self.sealing = sealing
         self.quota = quota
         self.store = store
         self.cache = cache
@@ -358,7 +358,10 @@ class PartitionReader:
         self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted), seen_to))
 
     async def footer(self, segment: RemoteSegment) -> Footer:
-        return await segments.footer(self._downloads.store, self._prefix, segment)
+        downloads = self._downloads
+        return await segments.footer(
+            downloads.store, self._prefix, segment, accepts_clear=downloads.sealing.accepts_clear
+        )
 
     async def transactions(
         self, segment: RemoteSegment, footer: Footer | None = None
@@ -376,15 +379,21 @@ class PartitionReader:
         (data,) = await downloads.store.get_ranges(key, [footer.section_range(kind)])
 
         def opened() -> bytes:
-            return bytes(footer.section(kind, data, footer.cipher(downloads.keys)))
+            return bytes(footer.section(kind, data, footer.cipher(downloads.sealing.keys)))
 
         return await downloads.node.disk.run(opened)
 
     async def state_behind(self, segment: RemoteSegment) -> RebuiltState:
         """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
         `KeyUnavailable`, `StoreError`."""
-        downloads = self._downloads
-        return await segments.state_behind(downloads.store, self._prefix, segment, downloads.keys)
+        downloads, sealing = self._downloads, self._downloads.sealing
+        return await segments.state_behind(
+            downloads.store,
+            self._prefix,
+            segment,
+            sealing.keys,
+            accepts_clear=sealing.accepts_clear,
+        )
 
     async def download_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> None:
         """Download a chunk into the cache."""
@@ -402,7 +411,7 @@ class PartitionReader:
         return await self._downloads.node.disk.run(lambda: bytes(opened()))
 
     def _opened(self, footer: Footer, number: int, data: Buffer) -> Buffer:
-        return footer.chunk(number, data, footer.cipher(self._downloads.keys))
+        return footer.chunk(number, data, footer.cipher(self._downloads.sealing.keys))
 
     async def _get(self, segment: RemoteSegment, footer: Footer, number: int) -> Buffer:
         """Return the bytes of a chunk in the object."""

@@ -327,7 +327,8 @@ async def _source(
     if not whole:
         return nothing
     last = max(whole, key=lambda segment: segment.end_offset)
-    state = await segments.state_behind(store, prefix, last, ring)
+    # Its records stay in the store. The brokers decide whether they read them.
+    state = await segments.state_behind(store, prefix, last, ring, accepts_clear=True)
     producers = ProducerStates()
     try:
         producers.load(state.producer_snapshot, 0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shoal.log.checkpoints import parse_epochs
 from shoal.log.remote import RebuiltState
 from shoal.tiered import keys
+from shoal.tiered.remote_log import Encryption
 from shoal.tiered.segment_object import DamagedObject, Footer, Section, read_footer
 from shoal.tiered.store import Range
 
@@ -16,23 +17,52 @@ if TYPE_CHECKING:
     from shoal.tiered.store import ObjectStore
 
 
-async def footer(store: ObjectStore, prefix: str, segment: RemoteSegment) -> Footer:
-    """Download the footer of a segment. Raises `DamagedObject`, `StoreError`."""
+async def footer(
+    store: ObjectStore, prefix: str, segment: RemoteSegment, *, accepts_clear: bool
+) -> Footer:
+    """Download the footer of a segment. Raises `DamagedObject`, `StoreError`.
+
+    With `accepts_clear`, an object may be in the clear if nothing says that it was encrypted.
+    Otherwise the metadata must say that it was not: every writer of the bucket can put one there.
+    """
     key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
     end = segment.object_size
     (data,) = await store.get_ranges(key, [Range(end - segment.footer_size, end)])
     found = read_footer(data)
     if found.description.segment_id != segment.segment_id:
         raise DamagedObject(f"{key} has the segment {found.description.segment_id}")
+    if found.envelope is None:
+        _check_clear(key, segment.encryption, accepts_clear=accepts_clear)
     return found
 
 
+def _check_clear(key: str, encryption: Encryption, *, accepts_clear: bool) -> None:
+    """Raise `DamagedObject` unless an object may be in the clear."""
+    if encryption is Encryption.ENCRYPTED:
+        raise DamagedObject(
+            f"{key} is not encrypted, and it was when it was copied: a writer of the bucket has"
+            " replaced it. Restore an older version of the object"
+        )
+    if encryption is Encryption.UNKNOWN and not accepts_clear:
+        raise DamagedObject(
+            f"{key} is not encrypted, and no metadata of this cluster says that it was copied so: a"
+            " writer of the bucket may have put it there. If it was copied before there was a key,"
+            " by an earlier release or before the cluster was restored, accept it with"
+            " shoal.remote.encryption.clear.segments.enable=true"
+        )
+
+
 async def state_behind(
-    store: ObjectStore, prefix: str, segment: RemoteSegment, ring: KeyRing
+    store: ObjectStore,
+    prefix: str,
+    segment: RemoteSegment,
+    ring: KeyRing,
+    *,
+    accepts_clear: bool,
 ) -> RebuiltState:
     """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
     `KeyUnavailable`, `StoreError`."""
-    of = await footer(store, prefix, segment)
+    of = await footer(store, prefix, segment, accepts_clear=accepts_clear)
     wanted = (Section.LEADER_EPOCHS, Section.PRODUCER_SNAPSHOT)
     missing = [kind.name for kind in wanted if kind not in of.sections]
     if missing:

@@ -119,9 +119,7 @@ class TieredStorage:
         self.copy_quota = TransferQuota(node, cache, COPY)
         self.fetch_quota = TransferQuota(node, cache, FETCH)
         self.sealing = Sealing(node, cache)
-        self.downloads = Downloads(
-            node, self.store, self.chunks, self.fetch_quota, self.sealing.keys
-        )
+        self.downloads = Downloads(node, self.store, self.chunks, self.fetch_quota, self.sealing)
         self.metadata = MetadataTopic(
             node, cache, partitions, peers=peers, purgatory=purgatory, create_topic=create_topic
         )
