@@ -50,6 +50,13 @@ def of_disk(usable: str) -> list[dict[str, str]]:
     return [*total, *of_brokers("shoal_log_dir_usable_bytes", usable)]
 
 
+def of_descriptors(used: str, label: str = BROKER % "a") -> list[dict[str, str]]:
+    return [
+        series(f"process_open_fds{{{label}}}", used),
+        series(f"process_max_fds{{{label}}}", "1000x120"),
+    ]
+
+
 def of_listener(seconds: str) -> list[dict[str, str]]:
     labels = BROKER % "a" + ',listener="tls"'
     return [series(f"shoal_listener_certificate_expiry_seconds{{{labels}}}", seconds)]
@@ -128,6 +135,14 @@ CASES: dict[str, tuple[list[dict[str, str]], list[str]]] = {
     "a volume failed": (
         of_brokers(f"{_REPLICAS}OfflineReplicaCount", "4x120"),
         ["ShoalDiskFailed"],
+    ),
+    "descriptors are left": (of_descriptors("790x120"), []),
+    "descriptors run out": (of_descriptors("810x120"), ["ShoalDescriptorsNearlyUsed"]),
+    "another process runs out of them": (of_descriptors("990x120", 'pod="prometheus"'), []),
+    "all logs are known": (of_brokers("shoal_log_stray_directories", "0x120"), []),
+    "logs are unknown": (
+        of_brokers("shoal_log_stray_directories", "0x120", "2x120"),
+        ["ShoalStrayLogs"],
     ),
     "a certificate is renewed in time": (
         of_listener("2000000x120"),
