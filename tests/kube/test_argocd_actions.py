@@ -127,6 +127,19 @@ def test_approve_names_the_proposal_that_is_shown() -> None:
         assert bool(found["approve"].get("disabled")) == disabled
 
 
+def test_redrive_runs_as_the_user_that_the_group_names() -> None:
+    """A cluster that authorizes requests refuses a Redrive without one."""
+    group = resource("ShareGroup")
+    group["metadata"]["annotations"]["shoal.dev/redrive-user"] = "mender"
+    for before, user in ((group, "mender"), (resource("ShareGroup"), None)):
+        (made,) = act("redrive", before)
+        assert errors(made["resource"]) == []
+        assert made["resource"]["spec"].get("user") == user
+    del group["metadata"]["annotations"]
+    (made,) = act("redrive", group)
+    assert "user" not in made["resource"]["spec"]
+
+
 @pytest.mark.parametrize(("spec", "group"), [({}, "mine"), ({"groupId": "others"}, "others")])
 def test_redrive_creates_a_redrive_of_the_groups_letters(spec: dict[str, Any], group: str) -> None:
     (made,) = act("redrive", resource("ShareGroup", **spec))
