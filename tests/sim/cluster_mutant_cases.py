@@ -103,7 +103,7 @@ OF_LOGS = [
     Case(
         "counts_no_generations",
         ("classic-generation", "classic-two-owners"),
-        1,
+        4,
         1,
         ["client_pause"] * 6,
         parts=("classic",),
@@ -127,7 +127,7 @@ OF_QUEUES = [
     of_queues("forgets_settled_records_in_snapshots", "share-terminal"),
     of_queues("knows_no_keys", "share-key-order"),
     of_queues("writes_no_dead_letters", "share-dead-letters", seed=2),
-    of_queues("wakes_nobody", "share-stuck"),
+    of_queues("wakes_nobody", "share-stuck", seed=3),
     of_streams("gives_tasks_that_others_own", "streams-two-owners", seed=23),
     of_streams("gives_before_it_revokes", "streams-revoked-first", "streams-two-owners", seed=23),
     of_streams("forgets_copies", "streams-copies-two-owners", seed=6),

@@ -92,10 +92,10 @@ def takes_an_incarnation_of_each_node(patch: pytest.MonkeyPatch) -> None:
 
 #: By mutant, a seed that finds it.
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
-    keeps_positions_past_the_log: 1,
-    keeps_share_groups_past_the_log: 1,
+    keeps_positions_past_the_log: 2,
+    keeps_share_groups_past_the_log: 4,
     forgets_the_positions: 1,
-    leaves_transactions_open: 1,
+    leaves_transactions_open: 8,
     leaves_the_last_segment_out: 4,
     writes_a_manifest_once: 2,
     takes_an_incarnation_of_each_node: 1,
