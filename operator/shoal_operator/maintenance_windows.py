@@ -25,6 +25,15 @@ def problem(windows: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
+def next_begin(windows: Sequence[Mapping[str, Any]], now: datetime.datetime) -> str:
+    """Return when the next of these valid windows begins after `now`, an aware time, as RFC 3339
+    in UTC; empty while one is open, and without windows."""
+    if is_open(windows, now):
+        return ""
+    begins = (croniter(one["schedule"], now).get_next(datetime.datetime) for one in windows)
+    return min(begins).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def is_open(windows: Sequence[Mapping[str, Any]], now: datetime.datetime) -> bool:
     """Return whether a window is open at `now`, an aware time; without windows, always.
 

@@ -9,7 +9,8 @@ The algorithm, in this order:
    configuration then stops no healthy broker. Rules 6 and 7 apply if the pod has other brokers.
 3. A broker that is not ready with the newest template stops the roll, since the next broker would
    probably fail too. The verdict names it.
-4. Healthy brokers restart only in maintenance windows.
+4. Healthy brokers restart only in maintenance windows. Until the next one begins, the roll is
+   postponed: nothing is under way.
 5. Healthy dedicated controllers restart first, the active one last of them. Then healthy brokers
    restart in the order of their ids. A broker that is the active controller is the last one.
 6. A broker restarts only if every partition with this broker in its ISR keeps its min ISR. A
@@ -94,6 +95,16 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Postpone:
+    """All brokers are ready. What has to restart does so in the maintenance window that begins at
+    `begins`, an RFC 3339 time; `pods` is their number, and `reason` that of the first one."""
+
+    pods: int
+    reason: str
+    begins: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """A restart does not help; a person has to act."""
 
@@ -106,7 +117,7 @@ class Done:
 
 
 #: What to do about restarts.
-Step = Proceed | Wait | Refuse | Done
+Step = Proceed | Wait | Postpone | Refuse | Done
 
 #: Time for a broker to become ready; the recovery of a large log after a crash takes tens of
 #: seconds.
@@ -124,13 +135,13 @@ def next_step(
     *,
     quorum: Quorum | None = None,
     loses_disks: bool = False,
-    window_open: bool = True,
+    next_window: str = "",
 ) -> Step:
     """Return what to do about restarts.
 
     `partitions` is None while no broker answers; `quorum` is None for a single broker.
     `loses_disks` means that brokers lose their records with their pods; dedicated controllers keep
-    them.
+    them. `next_window` is when the next maintenance window begins, empty while one is open.
     """
     stale = [b for b in brokers if b.restart_reason]
 
@@ -152,11 +163,11 @@ def next_step(
         return _wait_for_start(starting)
     if not stale:
         return Done()
-    if not window_open:
-        return Wait(60.0, "the next maintenance window has not begun", serving=True)
+    candidates = sorted(stale, key=lambda b: (not b.controller, controller_id in b.ids, b.id))
+    if next_window:
+        return Postpone(len(stale), candidates[0].restart_reason, next_window)
     if partitions is None:
         return Wait(5.0, "no broker returns the state of the partitions")
-    candidates = sorted(stale, key=lambda b: (not b.controller, controller_id in b.ids, b.id))
     return first_allowed(candidates, serving=True)
 
 

@@ -150,6 +150,8 @@ class Workloads:
             if refused := _refusal(have):
                 verdict = _because(verdict, refused)
             verdict = await self._explain(verdict, consumer, labels)
+            if _is_given_up(have):
+                verdict = Verdict.refused(verdict.reason, verdict.message)
         return Workload(status.get("replicas", 0), ready, selector, verdict)
 
     async def _explain(
@@ -270,6 +272,13 @@ def _refusal(deployment: Manifest) -> Diagnosis | None:
             name, message = deployment["metadata"]["name"], condition["message"]
             return diagnostics.diagnose_refusal("Deployment", name, message)
     return None
+
+
+def _is_given_up(deployment: Manifest) -> bool:
+    """Return whether a rollout has made no progress for `progressDeadlineSeconds`, by default ten
+    minutes, which kstatus reads as a failure."""
+    found = deployment.get("status", {}).get("conditions", [])
+    return any(one.get("reason") == "ProgressDeadlineExceeded" for one in found)
 
 
 def termination_message(log: str) -> str:

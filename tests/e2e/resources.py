@@ -87,12 +87,14 @@ class Resources:
         return {"type": kind, "status": "Unknown", "reason": "", "message": ""}
 
     def wait(self, *whats: str, timeout_s: float = 60) -> None:
-        """Wait until all are Ready, each in its present generation."""
+        """Wait until all are Ready, each in its present generation. A cluster that rolls may be
+        Ready; its roll is waited for."""
         for what in whats:
 
             def ready(what: str = what) -> bool:
                 condition = self.condition(what)
                 assert condition["status"] == "True", f"{what}: {condition}"
+                assert condition["reason"] not in ("Rolling", "Restarting"), f"{what}: {condition}"
                 return True
 
             eventually(ready, timeout_s=timeout_s)

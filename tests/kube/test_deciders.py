@@ -32,7 +32,7 @@ from shoal_operator.drift import has_drifted
 from shoal_operator.group_metrics import parse_group_metrics
 from shoal_operator.group_offsets import first_offsets, pending_reset, resume
 from shoal_operator.groups import alter_configs, decide_config
-from shoal_operator.maintenance_windows import is_open
+from shoal_operator.maintenance_windows import is_open, next_begin
 from shoal_operator.model import broker_config, cluster, deployment
 from shoal_operator.model.consumer_pod import PodContext
 from shoal_operator.model.groups import config as group_config
@@ -600,6 +600,11 @@ def test_maintenance_windows() -> None:
     assert is_open([], saturday)
     assert is_open([window], saturday)
     assert not is_open([window], saturday + datetime.timedelta(hours=2))
+    sunday = {"schedule": "30 2 * * 0", "duration": "1h"}
+    assert next_begin([], saturday) == next_begin([window, sunday], saturday) == ""
+    after = saturday + datetime.timedelta(hours=2)
+    assert next_begin([window], after) == "2026-11-28T02:00:00Z"
+    assert next_begin([window, sunday], after) == "2026-11-22T02:30:00Z"
 
 
 def test_the_store_finds_by_cluster() -> None:

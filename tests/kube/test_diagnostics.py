@@ -168,6 +168,9 @@ def test_a_consumer_says_why_its_pods_are_not_ready() -> None:
     said = look(conditions=[failure])
     assert (said.ready, said.reason, said.alarm) == (False, "PodRefused", True)
     assert "0 of 2 consumers are ready. Deployment c: " in said.message
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    gone = look(conditions=[failure, late])
+    assert (gone.stalled, gone.reason, gone.message) == (True, said.reason, said.message)
     waits = pod({"reason": "ContainerCreating"})
     waits["metadata"] |= {"namespace": "n", "labels": consumer_pod.selector("c")}
     waits["status"]["phase"] = "Pending"

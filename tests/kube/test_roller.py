@@ -7,6 +7,7 @@ from shoal_operator.roller import (
     BrokerPod,
     Done,
     PartitionState,
+    Postpone,
     Proceed,
     Quorum,
     Refuse,
@@ -14,7 +15,7 @@ from shoal_operator.roller import (
     next_step,
 )
 
-REASON = "a setting changed"
+REASON, LATER = "a setting changed", "2026-01-03T02:00:00Z"
 
 
 def cluster(size: int = 3, stale: tuple[int, ...] = (), unready: tuple[int, ...] = ()):
@@ -78,8 +79,9 @@ def test_a_sole_replica_does_not_hold_the_roll_up_for_ever() -> None:
 
 
 def test_outside_of_the_window_only_the_broken_is_mended() -> None:
-    assert isinstance(next_step(cluster(stale=(1,)), FULL, 0, window_open=False), Wait)
-    mended = next_step(cluster(stale=(1,), unready=(1,)), FULL, 0, window_open=False)
+    healthy = next_step(cluster(stale=(1, 2)), FULL, 0, next_window=LATER)
+    assert healthy == Postpone(2, REASON, LATER)
+    mended = next_step(cluster(stale=(1,), unready=(1,)), FULL, 0, next_window=LATER)
     assert mended == Proceed(1, REASON)
 
 
@@ -104,11 +106,11 @@ def pictures(draw: st.DrawFn):
     return brokers, parts, draw(st.sampled_from(ids))
 
 
-@given(pictures(), st.booleans())
-def test_a_healthy_broker_is_restarted_only_when_all_is_well(picture, window_open) -> None:
+@given(pictures(), st.sampled_from(["", LATER]))
+def test_a_healthy_broker_is_restarted_only_when_all_is_well(picture, next_window) -> None:
     brokers, parts, controller = picture
-    step = next_step(brokers, parts, controller, window_open=window_open)
-    assert step == next_step(list(reversed(brokers)), parts, controller, window_open=window_open)
+    step = next_step(brokers, parts, controller, next_window=next_window)
+    assert step == next_step(list(reversed(brokers)), parts, controller, next_window=next_window)
     if not isinstance(step, Proceed):
         return
     chosen = brokers[step.broker_id]
@@ -116,7 +118,7 @@ def test_a_healthy_broker_is_restarted_only_when_all_is_well(picture, window_ope
     if not chosen.ready:
         return
     assert all(b.ready for b in brokers)
-    assert window_open
+    assert not next_window
     for part in parts:
         if chosen.id in part.isr and part.replicas != (chosen.id,):
             need = min(part.isr_min, len(part.replicas) - 1)

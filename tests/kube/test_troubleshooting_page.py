@@ -36,6 +36,7 @@ COMPUTED = {
     "*error.diagnosis": "a Diagnosis",
     "found.reason": "a Diagnosis",
     "source.reason": "a Diagnosis",
+    "verdict.reason": "another Verdict",
     "''.join((part.capitalize() for part in error.code.name.split('_')))": "Kafka's errors",
 }
 #: Pairs of words that are not a reason and its message.

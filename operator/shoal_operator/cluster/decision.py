@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import __version__, diagnostics, maintenance_windows, pods, roller
-from shoal_operator.conditions import Verdict, ready_reason
+from shoal_operator.conditions import Verdict, is_ready, ready_reason
 from shoal_operator.model import (
     broker_config,
     listeners,
@@ -265,7 +265,7 @@ def next_step(
         state.controller_id if state else -1,
         quorum=state.quorum if state else None,
         loses_disks=loses_disks(seen.cluster),
-        window_open=maintenance_windows.is_open(
+        next_window=maintenance_windows.next_begin(
             seen.cluster["spec"].get("maintenanceWindows", []), now
         ),
     )
@@ -328,9 +328,11 @@ def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verd
     if isinstance(step, roller.Proceed):
         subject = roller.named(step.broker_id, step.others, controller=step.controller).capitalize()
         text = f"{subject} restart{'' if step.others else 's'}: {step.reason}."
-        return Verdict(False, "Rolling", text, progressing=True)
+        return Verdict(_is_routine(seen, step.broker_id), "Rolling", text, progressing=True)
     if isinstance(step, roller.Wait) and step.serving:
         return Verdict(True, "RollWaits", f"{step.reason}.", progressing=True)
+    if isinstance(step, roller.Postpone):
+        return Verdict(True, "RollWaits", _postponed(step))
     found = diagnostics.diagnose_pods(seen.pods, seen.claims, seen.warnings) or disk
     text = f"{step.reason} ({found.message})." if found else f"{step.reason}."
     if isinstance(step, roller.Refuse):
@@ -338,6 +340,24 @@ def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verd
     if found:
         return Verdict.blocked(found.reason, text)
     return _not_ready(seen, text)
+
+
+def _postponed(step: roller.Postpone) -> str:
+    """Return what waits for a maintenance window, for which one, and why."""
+    what = "1 pod restarts" if step.pods == 1 else f"{step.pods} pods restart, one after the other,"
+    return f"{what} in the maintenance window that begins at {step.begins}: {step.reason}."
+
+
+def _is_routine(seen: Observation, restarting: int | None = None) -> bool:
+    """Return whether enough nodes serve while one pod of a cluster that was ready restarts.
+
+    `restarting` is the id of its first node before it stops. The roller has checked that the
+    partitions keep their min ISR, and the quorum its majority, without it.
+    """
+    every = broker_pods(seen)
+    left = [pod for pod in every if pod.ready and pod.id != restarting]
+    serving = any(not pod.controller for pod in left)
+    return is_ready(seen.cluster) and serving and len(left) >= len(every) - 1
 
 
 def _verdict_after_roll(seen: Observation, disk: Diagnosis | None) -> Verdict:
@@ -365,7 +385,7 @@ def _not_ready(seen: Observation, text: str) -> Verdict:
     """
     before = ready_reason(seen.cluster)
     if before in _ROLL_REASONS:
-        return Verdict.waiting("Restarting", text)
+        return Verdict(_is_routine(seen), "Restarting", text, progressing=True)
     status = seen.cluster.get("status", {})
     nodes = [*status.get("brokers", []), *status.get("controllers", [])]
     lost = {node["id"] for node in nodes if node["ready"]} - seen.ready_brokers
