@@ -25,7 +25,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import IN_FLIGHT_FEATURE
 
-from shoal_operator import clock, log_levels, metrics, tiered_health
+from shoal_operator import clock, config_checks, log_levels, metrics, tiered_health
 from shoal_operator.batches import chunks
 from shoal_operator.broker_certificates import parse_certificates
 from shoal_operator.broker_states import (
@@ -249,12 +249,34 @@ class Brokers:
 
     async def group_config_names(self, group: str) -> frozenset[str]:
         """Return the names of all group configs that the brokers have. Raises `ClientError`."""
+        return await self._config_names(Resource(ResourceType.GROUP, group))
+
+    async def topic_config_names(self) -> frozenset[str]:
+        """Return the names of all topic configs, none without a topic. Raises `ClientError`."""
+        self._count("Metadata")
+        topics = await self._client.admin.topics.list(internal=True)
+        if not topics:
+            return frozenset()
+        return await self._config_names(Resource(ResourceType.TOPIC, min(topics)))
+
+    async def _config_names(self, resource: Resource) -> frozenset[str]:
         self._count("DescribeConfigs")
-        resource = Resource(ResourceType.GROUP, group)
         found = (await self._client.admin.configs.describe([resource]))[resource]
         if isinstance(found, KafkaError):
             raise found
         return frozenset(found)
+
+    async def static_config_problem(self, static: Mapping[str, str]) -> str:
+        """Return with which of these static configs a broker would not start, and the nearest name
+        for an unknown one; empty if it would with all. Raises `ClientError`."""
+        self._count("IncrementalAlterConfigs")
+        found = await config_checks.find_problem(self._client.admin.configs, static)
+        if not config_checks.unknown_name(found):
+            return found
+        about = await self._client.admin.describe_cluster()
+        node = min(broker.node_id for broker in about.brokers)
+        known = await self._config_names(Resource(ResourceType.BROKER, str(node)))
+        return config_checks.with_hint(found, known)
 
     def redrive(self, plan: Plan) -> Redrive:
         """Return a redrive of dead letters. Raises `ValueError` for a plan that cannot work."""

@@ -94,15 +94,19 @@ def _seconds_of_ready(pod: Mapping[str, Any], *statuses: str) -> float:
     return 0.0
 
 
+def image(pod: Mapping[str, Any]) -> str:
+    """Return the image that all brokers of a pod run."""
+    return str(pod["spec"]["containers"][0]["image"])
+
+
 def restart_reason(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -> str:
     """Return what differs between the pod and its template."""
     template = (stateful or {}).get("spec", {}).get("template", {})
-    # All brokers of a pod run the same image.
-    have, want = pod["spec"]["containers"][0], template["spec"]["containers"][0]
+    have, want = image(pod), template["spec"]["containers"][0]["image"]
     notes = template.get("metadata", {}).get("annotations", {})
     mine = pod["metadata"].get("annotations", {})
-    if have["image"] != want["image"]:
-        return f"the image changes from {have['image']} to {want['image']}"
+    if have != want:
+        return f"the image changes from {have} to {want}"
     if mine.get(names.CONFIG_HASH) != notes.get(names.CONFIG_HASH):
         return "a config that needs a restart has changed"
     if mine.get(names.RESTART) != notes.get(names.RESTART):

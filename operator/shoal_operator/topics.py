@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import config_changes, topic_replicas
+from shoal_operator import config_changes, config_checks, topic_replicas
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome
 from shoal_operator.conditions import Verdict
 from shoal_operator.model import broker_config, external, pod_layout, tiered
@@ -44,6 +44,8 @@ class Errors:
 
     topic: KafkaError | None = None
     configs: Mapping[str, KafkaError] = field(default_factory=dict)
+    #: The names of all topic configs, if one that was refused is none of them.
+    known: Collection[str] = ()
 
     def __bool__(self) -> bool:
         return self.topic is not None or bool(self.configs)
@@ -147,7 +149,12 @@ class Topics(BatchReconciler):
             failures |= await self._brokers.create_partitions(grow)
         config = {n: a.config for n, (_, a) in plan.items() if a.config and not a.create}
         refused = await config_changes.send(self._brokers.alter_topic_configs, config)
-        return {n: Errors(failures.get(n), refused.get(n, {})) for n in {*failures, *refused}}
+        said = [*failures.values(), *(e for one in refused.values() for e in one.values())]
+        unknown = any(config_checks.unknown_name(str(error)) for error in said)
+        known = await self._brokers.topic_config_names() if unknown else ()
+        return {
+            n: Errors(failures.get(n), refused.get(n, {}), known) for n in {*failures, *refused}
+        }
 
     async def _resize(
         self,
@@ -214,10 +221,13 @@ class Topics(BatchReconciler):
     def _refused(self, resource: Manifest, errors: Errors) -> Verdict:
         """Return the verdict on a topic of which the brokers refused something."""
         error = errors.topic
-        what = f"the topic: {error}" if error else ""
+        what = f"the topic: {config_checks.with_hint(str(error), errors.known)}" if error else ""
         if not error:
             error = next(iter(errors.configs.values()))
-            each = [f"{name}: {one}" for name, one in sorted(errors.configs.items())]
+            each = [
+                f"{name}: {config_checks.with_hint(str(one), errors.known)}"
+                for name, one in sorted(errors.configs.items())
+            ]
             what = "; ".join(each)
         transient = error.retriable or self._lacks_brokers(resource, error)
         remedy = "The operator retries." if transient else "Change the spec."
@@ -226,7 +236,7 @@ class Topics(BatchReconciler):
         return Verdict(
             False,
             "".join(part.capitalize() for part in error.code.name.split("_")),
-            f"The brokers refused {what}. {remedy}",
+            f"The brokers refused {what}{'' if what.endswith('?') else '.'} {remedy}",
             progressing=transient,
             degraded=not transient,
             alarm=not transient,

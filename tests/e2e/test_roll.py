@@ -59,17 +59,14 @@ def test_a_paused_cluster_is_left_alone(queue: Resources) -> None:
     assert len(restarts(queue)) == events + 1
 
 
-def test_a_bad_setting_is_named_and_mended(queue: Resources) -> None:
-    queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "many"}}})
-
-    def named() -> bool:
-        condition = queue.condition("queuecluster/main")
-        assert condition["status"] == "False"
-        assert "main-broker-0" in condition["message"]
-        assert "num.partitions" in condition["message"], condition
-        return True
-
-    eventually(named, timeout_s=60)
+def test_a_bad_setting_is_named_and_mended_without_a_restart(queue: Resources) -> None:
+    before = broker(queue)
+    for bad in ({"num.partitions": "many"}, {"num.partitons": "3"}):
+        queue.patch("queuecluster/main", {"spec": {"config": bad}})
+        said = queue.wait_reason("queuecluster/main", "ConfigRefused", timeout_s=60)
+        assert "num.partitions" in said
+        assert broker(queue) == before
+        queue.patch("queuecluster/main", {"spec": {"config": dict.fromkeys(bad)}})
     queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "4"}}})
     queue.wait("queuecluster/main", timeout_s=90)
 

@@ -336,6 +336,10 @@ def test_a_refused_field_of_a_topic_keeps_no_other_from_taking_effect(
     assert "cleanup.policy: " in said
     assert "retention.ms" not in said
     assert "InvalidConfig" in warnings(world.kube, "shrinks")
+    change(2, retention_ms="7000", clean_policy="delete")
+    said = world.message("QueueTopic", "shrinks")
+    assert "Unknown topic config name: clean.policy" in said
+    assert "Did you mean cleanup.policy? " in said
     assert change(2, retention_ms="7000") == {"retention.ms": "7000"}
     assert world.ready("QueueTopic", "shrinks")[0] == "True"
 

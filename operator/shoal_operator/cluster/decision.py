@@ -121,6 +121,14 @@ def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
     return None
 
 
+def static_refusal(problem: str) -> Verdict | None:
+    """Return the verdict on a static config with which brokers would not start."""
+    if not problem:
+        return None
+    text = problem if problem.endswith("?") else f"{problem}."
+    return Verdict.refused("ConfigRefused", f"spec.config: {text} No broker has restarted.")
+
+
 def _refused_security(cluster: Manifest) -> Verdict | None:
     """Return the verdict on settings of security that this cluster cannot have."""
     spec = cluster["spec"]

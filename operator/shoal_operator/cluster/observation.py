@@ -165,14 +165,23 @@ class Observer:
         found = [self._store.get("PersistentVolumeClaim", self._namespace, n) for n in wanted]
         return [{**c, "apiVersion": "v1", "kind": "PersistentVolumeClaim"} for c in found if c]
 
-    async def cluster_state(self, cluster: Manifest) -> ClusterState | None:
-        """Ask the brokers of this spec for the cluster's state; None if none answers."""
-        ids, dedicated = pod_layout.brokers(cluster), node_pools.controllers(cluster)
+    async def _set_addresses(self, cluster: Manifest) -> None:
         await self._brokers.set_addresses(
             model.bootstrap_servers(cluster),
             {b: model.http_url(cluster, b, "") for b in pod_layout.nodes(cluster)},
             broker_config.dedicated_controllers(cluster),
         )
+
+    async def static_config_problem(self, cluster: Manifest) -> str:
+        """Ask the brokers with which static config of this spec they would not start; empty for
+        none. Raises `ClientError`."""
+        await self._set_addresses(cluster)
+        return await self._brokers.static_config_problem(broker_config.static(cluster))
+
+    async def cluster_state(self, cluster: Manifest) -> ClusterState | None:
+        """Ask the brokers of this spec for the cluster's state; None if none answers."""
+        ids, dedicated = pod_layout.brokers(cluster), node_pools.controllers(cluster)
+        await self._set_addresses(cluster)
         try:
             state = await self._brokers.cluster_state(
                 ids,

@@ -127,7 +127,9 @@ class Clusters:
         self._pacing = Pacing()
         #: The stage of TLS that all brokers have; None while they roll.
         self._rolled: InternalTls | None = None
-        self._config_event = ""
+        self._config_event, self._image = "", image
+        #: The digest of the static configs that the brokers have validated, and the verdict.
+        self._checked: tuple[str, Verdict | None] = ("", None)
         self._unobserved_ms: int | None = None
 
     def list_names(self) -> list[str]:
@@ -173,6 +175,9 @@ class Clusters:
             return RETRY_SECONDS_MAX
         try:
             resolved = await self._secure(resolved)
+            if refused := await self._refused_static(resolved):
+                await self._report(cluster, refused)
+                return RETRY_SECONDS_MAX
             if restoring := await self._restores.reconcile(resolved):
                 await self._report(cluster, restoring)
                 return RETRY_SECONDS if restoring.progressing else RETRY_SECONDS_MAX
@@ -312,6 +317,25 @@ class Clusters:
         if verdict.alarm or not is_seen(cluster):
             await self._report(cluster, verdict)
         return RETRY_SECONDS
+
+    async def _refused_static(self, cluster: Manifest) -> Verdict | None:
+        """Return the verdict on static configs with which the brokers would not start.
+
+        Brokers of another image may have other configs, and are not asked.
+        """
+        wanted, found = broker_config.static(cluster), self._observer.pods()
+        image = broker_pod.image(cluster, self._image)
+        others = [pod for pod in found if pods.image(pod) != image]
+        if not wanted or others or not any(map(pods.is_ready, found)):
+            return None
+        digest = broker_config.digest(f"{image} {sorted(wanted.items())}")
+        if digest != self._checked[0]:
+            try:
+                problem = await self._observer.static_config_problem(cluster)
+            except ClientError:
+                return None
+            self._checked = digest, decision.static_refusal(problem)
+        return self._checked[1]
 
     def _removed_pool(self, cluster: Manifest) -> Verdict | None:
         """Return the verdict on a pool that has pods, and that the spec no longer has, or has with

@@ -199,6 +199,11 @@ def dynamic(cluster: Mapping[str, Any]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def static(cluster: Mapping[str, Any]) -> dict[str, str]:
+    """Return the configs of the spec that brokers read when they start."""
+    return {k: v for k, v in cluster["spec"].get("config", {}).items() if k not in DYNAMIC}
+
+
 def log_levels(cluster: Mapping[str, Any]) -> dict[str, str]:
     """Return the wanted levels by logger."""
     return dict((cluster["spec"].get("logging") or {}).get("loggers", {}))
@@ -267,8 +272,7 @@ def properties(
         lines["replica.selector.class"] = REPLICA_SELECTOR
     lines |= security.properties(cluster)
     lines |= tiered.properties(cluster, replication) | storage.properties(cluster)
-    lines |= {k: v for k, v in spec.get("config", {}).items() if k not in DYNAMIC}
-    return _file(lines)
+    return _file(lines | static(cluster))
 
 
 def _protocols(cluster: Mapping[str, Any]) -> dict[str, str]:
