@@ -338,7 +338,7 @@ class Consumers:
         if consumer["spec"]["scaleTargetRef"]["kind"] == "Deployment":
             decision = await self._idle_first(consumer, group, decision, target)
         workload = await self._targets.apply(consumer, target, decision.replicas)
-        await self._write_status(consumer, group, decision, workload, Login(""))
+        await self._write_status(consumer, group, decision, workload, Login(""), target.replicas)
         return workload.verdict.progressing
 
     async def _idle_first(
@@ -461,7 +461,10 @@ class Consumers:
         decision: scaling.Decision,
         workload: Workload,
         login: Login,
+        running: int = 0,
     ) -> None:
+        """Write the status, and an event about another number of consumers; `running` is that of a
+        workload before the first decision."""
         meta, before = consumer["metadata"], consumer.get("status", {})
         state = self._monitor.current(group_model.group_id(group))
         # An unknown lag is removed from the status: nothing may scale by it.
@@ -514,8 +517,9 @@ class Consumers:
         newest = self._store.get(KIND, self._namespace, meta["name"])
         if newest is not None:
             await self._statuses.update_measurements(newest, measured, STATUS_SECONDS)
-        if changed and "desiredReplicas" in before:
-            text = f"{before['desiredReplicas']} to {decision.replicas}: {decision.reason}."
+        of_before = before.get("desiredReplicas", running)
+        if of_before != decision.replicas:
+            text = f"{of_before} to {decision.replicas}: {decision.reason}."
             await self._kube.event(consumer, "Scaled", text)
 
 

@@ -1,4 +1,4 @@
-"""Drift of Kubernetes objects from their manifests."""
+"""Drift of Kubernetes objects from their manifests, and of configs from their resources."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from shoal_operator.model import names
 if TYPE_CHECKING:
     from shoal_operator.model.names import Manifest
 
+#: The event about something that somebody else had changed.
+REVERTED = "DriftReverted"
 #: Annotation of an object with the digest of the manifest that was applied last.
 APPLIED = f"{names.GROUP}/applied"
 
@@ -41,3 +43,19 @@ def has_drifted(want: Any, have: Any) -> bool:
             or any(has_drifted(w, h) for w, h in zip(want, have, strict=True))
         )
     return bool(want != have and str(want) != str(have) and want not in ("", None))
+
+
+def reverted(
+    resource: Mapping[str, Any], changes: Mapping[str, str | None], have: Mapping[str, str]
+) -> str:
+    """Return which of these changes undo what somebody else did to the configs of a resource, as
+    a sentence; empty for changes of the spec. `have` are the configs as they were."""
+    status = resource.get("status", {})
+    if status.get("observedGeneration") != resource["metadata"].get("generation", 0):
+        return ""
+    ours = sorted(changes.keys() & set(status.get("appliedConfig", ())))
+    parts = [
+        f"{name} is {changes[name] or 'unset'} again, and was {have.get(name, 'unset')}"
+        for name in ours
+    ]
+    return f"Somebody else had changed this: {'; '.join(parts)}." if parts else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import clock, config_changes, failures
+from shoal_operator import clock, config_changes, drift, failures
 from shoal_operator.batch_reconciler import WRITES_MAX, BatchReconciler, Outcome, live_cluster
 from shoal_operator.conditions import Verdict
 from shoal_operator.group_offsets import first_offsets, pending_reset, reset_target, resume
@@ -155,6 +155,11 @@ class Groups(BatchReconciler):
             g: c for g, o in by_id.items() if (c := decide_config(o, have.get(g, {}), known))
         }
         refused_configs, warnings = await alter_configs(self._brokers, changes)
+        for group, change in changes.items():
+            errors = refused_configs.get(group, {})
+            done = {key: value for key, value in change.items() if key not in errors}
+            if text := drift.reverted(by_id[group], done, have.get(group, {})):
+                await self._kube.event(by_id[group], drift.REVERTED, text)
         warnings |= await self._create_dead_letter_topics(by_id)
         await self._monitor.read(sorted(by_id), of_any_type=True)
         waiting = await self._set_first_offsets(by_id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import config_changes, config_checks, topic_replicas
+from shoal_operator import config_changes, config_checks, drift, topic_replicas
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome
 from shoal_operator.conditions import Verdict
 from shoal_operator.model import broker_config, external, pod_layout, tiered
@@ -127,13 +127,43 @@ class Topics(BatchReconciler):
         under_way = {partition.rpartition("-")[0] for partition in moving}
         plan = {topic_name(o): (o, decide(o, have.get(topic_name(o)), under_way)) for o in owned}
         errors = await self._change(plan)
+        await self._tell_drift(plan, have, errors)
         resizes = await self._resize(plan, moving, errors)
         if changed := [name for name, (_, actions) in plan.items() if actions]:
             have |= await self._brokers.describe_topics(changed)
+        for resource in owned:
+            await self._tell_return(resource, have.get(topic_name(resource)))
         return [
             self._outcome(o, actions, have.get(name), errors.get(name, Errors()), resizes.get(name))
             for name, (o, actions) in plan.items()
         ]
+
+    async def _tell_drift(
+        self,
+        plan: Mapping[str, tuple[Manifest, Actions]],
+        have: Mapping[str, TopicState],
+        errors: Mapping[str, Errors],
+    ) -> None:
+        """Record an event for each topic of which somebody else had changed a config."""
+        for name, (resource, actions) in plan.items():
+            refused = errors.get(name, Errors()).configs
+            done = {key: v for key, v in actions.config.items() if key not in refused}
+            if actions.create or not done:
+                continue
+            if text := drift.reverted(resource, done, have[name].config):
+                await self._kube.event(resource, drift.REVERTED, text)
+
+    async def _tell_return(self, resource: Manifest, state: TopicState | None) -> None:
+        """Record an event for a topic that somebody else had deleted, before its status has the
+        new id."""
+        before = resource.get("status", {}).get("topicId", "")
+        if state is None or before in ("", state.topic_id):
+            return
+        text = (
+            f"Topic {topic_name(resource)!r} had been deleted by somebody else, and exists again "
+            f"without its records: its id was {before}, and is {state.topic_id}."
+        )
+        await self._kube.event(resource, "TopicRecreated", text, warning=True, once=state.topic_id)
 
     async def _change(self, plan: Mapping[str, tuple[Manifest, Actions]]) -> dict[str, Errors]:
         """Send one request for each kind of change; return the errors by topic.

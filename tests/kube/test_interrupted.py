@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from servers import ShoalProcess
+from shoal.client.client import SyncClient
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.errors import expect
 from shoal_operator import kube as kube_module
 from shoal_operator.brokers import Brokers
 from shoal_operator.cluster import decision
@@ -235,6 +238,23 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
         return world.calls["alter_broker_config"]
 
     each_crash(broker, prepare, change, look)
+
+
+def test_a_dynamic_config_that_somebody_else_changes_is_set_again(broker: ShoalProcess) -> None:
+    world = World(broker)
+    world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": {"log.retention.ms": "1234"}}})
+    asyncio.run(world.settle())
+    assert len(world.event_messages("ConfigChanged")) == 1
+    with SyncClient(broker.bootstrap) as client:
+        everyone = Resource(ResourceType.BROKER, "")
+        change = [ConfigChange("log.retention.ms", "99")]
+        expect(client.run(client.admin.configs.alter({everyone: change})))
+    asyncio.run(world.settle())
+    text = "Somebody else had changed this: log.retention.ms is 1234 again, and was 99."
+    assert world.event_messages("DriftReverted") == [text]
+    assert len(world.event_messages("ConfigChanged")) == 1
+    world.kube.add(CLUSTER)
+    asyncio.run(world.settle())
 
 
 def test_a_template_that_kubernetes_has_not_observed_is_not_judged(

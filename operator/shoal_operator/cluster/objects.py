@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shoal_operator.cluster.routes import Routes
 from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.drift import APPLIED, has_drifted, marked
+from shoal_operator.drift import APPLIED, REVERTED, has_drifted, marked
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as model
 from shoal_operator.model import listeners, node_pools
@@ -104,6 +104,10 @@ class ClusterObjects:
         if have and (not has_drifted(want, have) or self._applied.get(key) == (digest, version)):
             return
         made = await self._kube.apply(want)
+        if have and have["metadata"].get("annotations", {}).get(APPLIED) == digest:
+            text = f"Somebody else had changed {want['kind']} {meta['name']}."
+            # A webhook may change it each time.
+            await self._kube.event(cluster, REVERTED, text, once=f"{key} {digest}")
         self._applied[key] = (digest, made["metadata"]["resourceVersion"])
         self._store.put(made)
 
@@ -117,15 +121,11 @@ class ClusterObjects:
         wanted = model.claim_metadata(node_pools.view(cluster, pool), pool)
         for claim in self._observer.claims(cluster, pool):
             identity = {key: claim["metadata"][key] for key in ("name", "namespace")}
-            want = marked(
-                {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolumeClaim",
-                    "metadata": {**identity, **wanted},
-                }
-            )
-            if not has_drifted(want, claim):
-                continue
+            want = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {**identity, **wanted},
+            }
             # The controller that created the claim owns these, so that apply does not remove them.
             stale = {
                 field: {
@@ -136,10 +136,18 @@ class ClusterObjects:
                 }
                 for field in ("labels", "annotations")
             }
+            if APPLIED in claim["metadata"].get("annotations", {}):
+                differs = has_drifted(marked(want), claim)
+            else:
+                # A new claim has all from its template. A change would race the scheduler, which
+                # then reports that it cannot bind the claim.
+                differs = has_drifted(want, claim) or any(stale.values())
+            if not differs:
+                continue
             if any(stale.values()):
                 await self._kube.merge(claim, {"metadata": stale})
             # The controller of the StatefulSet has created it, or the user from a snapshot.
-            self._store.put(await self._kube.apply(want, adopt=True))
+            self._store.put(await self._kube.apply(marked(want), adopt=True))
 
     async def _grow_claims(self, cluster: Manifest, pool: NodePool) -> None:
         """Raise the requests of a pool's volume claims to its `storage.size`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import clock, failures, metrics, pods, roller
+from shoal_operator import clock, drift, failures, metrics, pods, roller
 from shoal_operator.cluster import decision, metadata_version, metrics_token
 from shoal_operator.cluster.authorities import Authorities, AuthorityLost
 from shoal_operator.cluster.external import ExternalCluster
@@ -400,7 +400,10 @@ class Clusters:
         # digest keeps it from being recorded twice.
         generation = cluster["metadata"].get("generation")
         digest = broker_config.digest(f"{generation} {sorted(changes)}")
-        if digest != self._config_event:
+        undone = drift.reverted(cluster, changes, state.dynamic_config) if state else ""
+        if undone and is_ready(cluster):
+            await self._kube.event(cluster, drift.REVERTED, undone)
+        elif digest != self._config_event:
             text = f"{', '.join(sorted(changes))}, without a restart."
             await self._kube.event(cluster, "ConfigChanged", text, once=digest)
             self._config_event = digest
