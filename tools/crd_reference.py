@@ -40,6 +40,8 @@ def page(definition: Mapping[str, Any]) -> str:
     ]
     if "scale" in version["subresources"]:
         lines += ["", f"It has the scale subresource: `kubectl scale {short}/NAME --replicas=N`."]
+    if rules := list(_rules(schema, "")):
+        lines += ["", *rules]
     for part in ("spec", "status"):
         lines += ["", f"## {part}", ""]
         lines += _rules(schema["properties"][part], "")

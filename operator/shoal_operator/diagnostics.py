@@ -186,7 +186,10 @@ def diagnose_expansion(
         )
         resizing = status.get("allocatedResourceStatuses", {}).get("storage", "")
         if resizing.endswith("Infeasible"):
-            text += "; its storage driver cannot make it that large: check the claim's events."
+            text += (
+                "; its storage driver cannot make it that large: check the claim's events. The "
+                f"size in the spec can return to {have}, or to that of status.volumeSize."
+            )
             return Diagnosis("VolumeNotGrown", text), None
         return None, Diagnosis("VolumeGrows", f"{text}.")
     return None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube import rendered
@@ -15,9 +15,13 @@ from shoal_operator.brokers import Brokers
 from shoal_operator.cluster.decision import refusal
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observer
+from shoal_operator.kube import KubeError
 from shoal_operator.model import cluster as model
-from shoal_operator.model import names, pod_layout
+from shoal_operator.model import names, pod_layout, storage
 from shoal_operator.workloads import Workloads
+
+if TYPE_CHECKING:
+    from shoal_operator.diagnostics import Diagnosis
 
 Manifest = dict[str, Any]
 
@@ -27,6 +31,7 @@ class Objects:
 
     def __init__(self) -> None:
         self.kube = ApiServer(CrashPoint())
+        self.not_grown: Diagnosis | None = None
 
     def apply(self, **spec: Any) -> list[str]:
         """Apply a spec as a new operator does; return the Services without an address."""
@@ -36,7 +41,9 @@ class Objects:
         brokers = Brokers("127.0.0.1:1")
         observer = Observer(store, brokers, "n", "main", on_reachable=lambda: None)
         objects = ClusterObjects(self.kube, store, observer, "i:1", "Always")
-        return asyncio.run(objects.apply(self.kube.find("QueueCluster", "main")))
+        pending = asyncio.run(objects.apply(self.kube.find("QueueCluster", "main")))
+        self.not_grown = objects.not_grown
+        return pending
 
     def pod(self) -> Manifest:
         """Return the spec of the pods' template."""
@@ -264,6 +271,56 @@ def test_claims_grow_and_the_claim_template_stays() -> None:
     changes = objects.kube.crash_point.changes
     objects.apply(storage={"size": "2Gi"})
     assert objects.kube.crash_point.changes == changes
+    # A new broker has the new size, and what the claim template has.
+    objects.apply(storage={"size": "2Gi"}, replicas=2)
+    new = objects.kube.find("PersistentVolumeClaim", "data-main-broker-1")
+    assert new["spec"] == made["spec"] | {"resources": {"requests": {"storage": "2Gi"}}}
+    assert new["metadata"]["labels"] == made["metadata"]["labels"]
+
+
+def test_a_volume_that_cannot_grow_lets_the_spec_return_to_its_size() -> None:
+    objects = Objects()
+    objects.apply()
+    (made,) = objects.kube.find("StatefulSet", "main-broker")["spec"]["volumeClaimTemplates"]
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **copy.deepcopy(made)}
+    claim["metadata"] |= {"name": "data-main-broker-0", "namespace": "n"}
+    objects.kube.add(claim)
+    about = ("PersistentVolumeClaim", "data-main-broker-0")
+    objects.kube.refused[about] = KubeError(422, "only dynamically provisioned pvc can be resized")
+    objects.apply(storage={"size": "2Gi"})
+    problem = objects.not_grown
+    assert problem is not None
+    assert problem.reason == "VolumeNotGrown"
+    assert "data-main-broker-0: no volume becomes 2Gi: only dyn" in problem.message
+    assert "set the size to that of status.volumeSize" in problem.message
+    objects.apply()
+    assert objects.not_grown is None
+    # A driver that accepted the size and cannot provide it: the request goes back.
+    del objects.kube.refused[about]
+    objects.apply(storage={"size": "2Gi"})
+    found = objects.kube.find(*about)
+    assert found["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    found["status"] = {"capacity": {"storage": "1Gi"}}
+    assert storage.volume_size(objects.kube.find("QueueCluster", "main"), [found]) == "1Gi"
+    objects.apply()
+    assert objects.kube.find(*about)["spec"]["resources"]["requests"]["storage"] == "1Gi"
+
+
+def test_the_size_that_all_volumes_have() -> None:
+    def claim(asked: str, have: str = "", pool: str = "") -> dict[str, Any]:
+        labels = {names.NODE_POOL: pool} if pool else {}
+        capacity = {"capacity": {"storage": have}} if have else {}
+        requests = {"resources": {"requests": {"storage": asked}}}
+        return {"metadata": {"labels": labels}, "spec": requests, "status": capacity}
+
+    own = {"name": "large", "storage": {"size": "9Gi"}}
+    spec = {"storage": {"size": "2Gi"}, "nodePools": [own, {"name": "same"}]}
+    cluster = {"spec": spec}
+    rounded = [claim("900Mi", "1Gi"), claim("2Gi", "1000Mi"), claim("9Gi", "9Gi", "large")]
+    assert storage.volume_size(cluster, rounded) == "1000Mi"
+    assert storage.volume_size(cluster, [*rounded, claim("1Gi", "1Gi", "same")]) == "1Gi"
+    assert storage.volume_size(cluster, [claim("3Gi")]) == "3Gi"
+    assert storage.volume_size(cluster, []) == ""
 
 
 def test_only_a_change_of_the_pods_restarts_brokers() -> None:

@@ -9,7 +9,7 @@ from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.drift import APPLIED, REVERTED, has_drifted, marked
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as model
-from shoal_operator.model import listeners, node_pools
+from shoal_operator.model import listeners, names, node_pools, storage
 from shoal_operator.quantities import size_bytes
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class ClusterObjects:
             # Claim templates are immutable, so the claims themselves are changed.
             (pool,) = [p for p in node_pools.of(cluster) if p.stateful_set == meta["name"]]
             if templates := have["spec"].get("volumeClaimTemplates"):
-                await self._grow_claims(cluster, pool)
+                await self._create_claims(cluster, pool, templates)
+                await self._resize_claims(cluster, pool)
                 await self._label_claims(cluster, pool, templates)
                 kept = {"volumeClaimTemplates": templates}
                 want = {**want, "spec": {**want["spec"], **kept}}
@@ -149,12 +150,47 @@ class ClusterObjects:
             # The controller of the StatefulSet has created it, or the user from a snapshot.
             self._store.put(await self._kube.apply(marked(want), adopt=True))
 
-    async def _grow_claims(self, cluster: Manifest, pool: NodePool) -> None:
-        """Raise the requests of a pool's volume claims to its `storage.size`."""
+    async def _create_claims(
+        self, cluster: Manifest, pool: NodePool, templates: Sequence[Manifest]
+    ) -> None:
+        """Create the claims of new pods of a pool whose volumes have grown: from `templates`, which
+        cannot change, the StatefulSet would give them the former size."""
+        view = node_pools.view(cluster, pool)
+        wanted = storage.claim_templates(view, model.claim_metadata(view, pool))
+        sizes = [
+            {t["metadata"]["name"]: t["spec"]["resources"]["requests"]["storage"] for t in some}
+            for some in (wanted, templates)
+        ]
+        if sizes[0] == sizes[1]:
+            return
+        known = {claim["metadata"]["name"] for claim in self._observer.claims(cluster, pool)}
+        for pod in pool.pods:
+            for template in wanted:
+                name = names.claim(f"{pool.stateful_set}-{pod}", template["metadata"]["name"])
+                if name in known:
+                    continue
+                place = {"name": name, "namespace": cluster["metadata"]["namespace"]}
+                claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **template}
+                claim["metadata"] = {**template["metadata"], **place}
+                try:
+                    self._store.put(await self._kube.create(claim))
+                except KubeError as error:
+                    # 409: it exists, and is not in the store yet.
+                    if error.status != 409:
+                        raise
+
+    async def _resize_claims(self, cluster: Manifest, pool: NodePool) -> None:
+        """Raise the requests of a pool's volume claims to its `storage.size`, or take back one that
+        was raised and that the storage driver has not met."""
         size = node_pools.view(cluster, pool)["spec"]["storage"]["size"]
+        kept: list[str] = []
         for claim in self._observer.claims(cluster, pool):
-            name = claim["metadata"]["name"]
-            if size_bytes(claim["spec"]["resources"]["requests"]["storage"]) >= size_bytes(size):
+            name, status = claim["metadata"]["name"], claim.get("status", {})
+            asked = size_bytes(claim["spec"]["resources"]["requests"]["storage"])
+            have = size_bytes(status.get("capacity", {}).get("storage", size))
+            grows = asked < size_bytes(size)
+            returns = have <= size_bytes(size) < asked
+            if not grows and not returns:
                 continue
             try:
                 patch = {"spec": {"resources": {"requests": {"storage": size}}}}
@@ -162,8 +198,12 @@ class ClusterObjects:
             except KubeError as error:
                 if error.status not in (403, 422):
                     raise
-                self.not_grown = Diagnosis("VolumeNotGrown", f"{name} keeps its size: {error}.")
+                kept.append(name)
+                text = f"{', '.join(kept)}: no volume becomes {size}: {error}. Allow it in the "
+                text += "storage class, or set the size to that of status.volumeSize."
+                self.not_grown = Diagnosis("VolumeNotGrown", text)
                 continue
-            await self._kube.event(
-                cluster, "VolumeGrows", f"{name} grows to {size}.", once=f"{name} {size}"
-            )
+            if grows:
+                await self._kube.event(
+                    cluster, "VolumeGrows", f"{name} grows to {size}.", once=f"{name} {size}"
+                )

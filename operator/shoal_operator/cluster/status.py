@@ -15,6 +15,7 @@ from shoal_operator.model import (
     node_pools,
     pod_layout,
     security,
+    storage,
     tiered,
 )
 from shoal_operator.model import cluster as model
@@ -45,6 +46,7 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
         "bootstrapServers": model.bootstrap_servers(cluster),
         "listeners": _listeners(seen),
         "brokers": [row for p in brokers for row in _nodes(p, state)],
+        "volumeSize": storage.volume_size(cluster, seen.claims) or None,
     }
     if dedicated:
         found["controllers"] = [row for p in dedicated for row in _nodes(p, state)]

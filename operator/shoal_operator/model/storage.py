@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import node_pools, pod_layout, tiered
+from shoal_operator.model import names, node_pools, pod_layout, tiered
 from shoal_operator.quantities import size_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shoal_operator.model.names import Manifest
 
@@ -73,6 +73,23 @@ def claim_templates(cluster: Mapping[str, Any], metadata: Manifest) -> list[Mani
         {"metadata": {"name": pod_layout.volume(slot), **metadata}, "spec": claim}
         for slot in range(pod_layout.per_pod(cluster))
     ]
+
+
+def volume_size(cluster: Mapping[str, Any], claims: Sequence[Manifest]) -> str:
+    """Return the size to which `spec.storage.size` may return if volumes cannot grow: the largest
+    that a claim has or, if it is smaller, requests. Empty without claims.
+
+    Claims of pools with a size of their own do not count.
+    """
+    own = {one["name"] for one in cluster["spec"].get("nodePools", []) if one.get("storage")}
+    sizes = []
+    for claim in claims:
+        if claim["metadata"].get("labels", {}).get(names.NODE_POOL) in own:
+            continue
+        wanted = claim["spec"]["resources"]["requests"]["storage"]
+        have = claim.get("status", {}).get("capacity", {}).get("storage", wanted)
+        sizes.append(min(wanted, have, key=size_bytes))
+    return "" if is_ephemeral(cluster) else max(sizes, key=size_bytes, default="")
 
 
 def resources(cluster: Mapping[str, Any]) -> Manifest:
