@@ -149,6 +149,19 @@ def warning(
     )
 
 
+def shared(consumer: str, others: Collection[str], group: str) -> tuple[str, str] | None:
+    """Return the reason and message of a ShareGroup that has other ShareConsumers, too."""
+    if not others:
+        return None
+    which = ", ".join(map(repr, sorted(others)))
+    return (
+        "ShareGroupShared",
+        f"ShareGroup {group!r} has {consumer!r} and {which}: each starts consumers for the whole "
+        "lag, so more run than are needed. Delete all ShareConsumers of the group but one, or give "
+        "each a ShareGroup of its own.",
+    )
+
+
 def is_configured(group: Mapping[str, Any]) -> bool:
     """Return whether the brokers have accepted all configs of a ShareGroup's spec.
 
@@ -259,6 +272,17 @@ class Consumers:
             verdict = failures.report(KIND, consumer, error)
         await self._statuses.write(consumer, verdict)
         return BLOCKED_SECONDS if verdict.alarm or not verdict.progressing else PROGRESS_SECONDS
+
+    def _others(self, consumer: Manifest) -> list[str]:
+        """Return the other ShareConsumers of a ShareConsumer's group."""
+        own, group = consumer["metadata"]["name"], consumer["spec"]["shareGroup"]
+        found = [name for name, of in self.by_group() if of == group and name != own]
+        every = (self._store.get(KIND, self._namespace, name) for name in found)
+        return [
+            one["metadata"]["name"]
+            for one in every
+            if one is not None and not one["metadata"].get("deletionTimestamp")
+        ]
 
     def signal(self, name: str) -> dict[str, int]:
         """Return the scale signal, without `LAG_FIELDS` if the lag is unknown."""
@@ -512,7 +536,8 @@ class Consumers:
             what = "no new Job starts" if "job" in consumer["spec"] else "no consumer runs"
             verdict = Verdict(True, "Paused", f"spec.paused is true: {what}.", paused=True)
         limit = warning(consumer["spec"], group["spec"], decision.ceiling)
-        verdict = verdict.warned(limit or login.warning)
+        shares = shared(meta["name"], self._others(consumer), group["metadata"]["name"])
+        verdict = verdict.warned(shares or limit or login.warning)
         await self._statuses.write(consumer, verdict, fields)
         newest = self._store.get(KIND, self._namespace, meta["name"])
         if newest is not None:

@@ -299,6 +299,11 @@ class Operator:
                 loops.racks.enqueue(meta["name"])
         if kind == "ShareConsumer":
             self._enqueue_consumer(manifest)
+            # They are warned about each other.
+            for other in self._consumers_of(
+                meta["namespace"], "shareGroup", manifest["spec"]["shareGroup"]
+            ):
+                self._enqueue_consumer(other)
         elif owner and kind not in CUSTOM:
             consumer = self.store.get("ShareConsumer", meta["namespace"], owner)
             if consumer:

@@ -178,6 +178,7 @@ WARNINGS = (
     "RouteNotAccepted",
     "RouteNotWritten",
     "ScaleDownRefused",
+    "ShareGroupShared",
     "StoreFails",
     "VolumeNotGrown",
 )

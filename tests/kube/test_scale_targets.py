@@ -431,3 +431,26 @@ def test_a_broker_reports_what_each_member_holds_and_the_oldest_record(
         await brokers.close()
 
     asyncio.run(scenario())
+
+
+def test_two_share_consumers_of_a_group_are_warned_about_on_both() -> None:
+    """Each would start consumers for the whole lag."""
+
+    async def scenario() -> None:
+        shop = Shop(scaleTargetRef=None, deployment=POD)
+        shop.add("second", scaleTargetRef=None, deployment=POD)
+
+        async def degraded(name: str) -> str:
+            found = (await shop.look(0, name))["conditions"]
+            return next(str(c["reason"]) for c in found if c["type"] == "Degraded")
+
+        assert await degraded("eaters") == await degraded("second") == "ShareGroupShared"
+        events = [e for e in shop.kube.all("Event") if e["reason"] == "ShareGroupShared"]
+        about = {e["involvedObject"]["name"]: e["message"] for e in events}
+        assert sorted(about) == ["eaters", "second"]
+        assert "'eaters' and 'second': each starts consumers for the" in about["eaters"]
+        second = shop.kube.objects.pop(("ShareConsumer", "second"))
+        shop.store.drop(second)
+        assert await degraded("eaters") == "NotDegraded"
+
+    asyncio.run(scenario())
