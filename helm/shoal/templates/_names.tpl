@@ -19,6 +19,12 @@ app.kubernetes.io/name: shoal-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- /* The pod of `helm test`, which is none of the operator's. */}}
+{{- define "shoal.testSelector" -}}
+app.kubernetes.io/name: shoal-operator-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
 {{- define "shoal.consoleSelector" -}}
 app.kubernetes.io/name: shoal-console
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -217,6 +217,7 @@ def _container(
         ],
         # The last line of a failed broker's log goes into the pod's status and our condition.
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": storage.resources(cluster),
         "securityContext": over.get("containerSecurityContext", CONTAINER_SECURITY_CONTEXT),
         "startupProbe": probe("/healthz", periodSeconds=1, failureThreshold=600),
         # The PodDisruptionBudget counts pods that are not ready: a broker that has to catch up
@@ -228,8 +229,6 @@ def _container(
         mount = {"name": volume, "mountPath": path, "readOnly": True}
         container["volumeMounts"].append(mount)
     container["volumeMounts"] += over.get("volumeMounts", [])
-    if resources := storage.resources(cluster):
-        container["resources"] = resources
     others = range(1, pod_layout.per_pod(cluster))
     if others and not slot:
         # This broker may be the controller, which the others need to hand over: it stops last.

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from shoal_operator.model.names import Manifest
 
 
+#: The resources of a container for which the template has none: enough to be scheduled beside pods
+#: that have requests, and less than the default limits of most LimitRanges.
+RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}}
 #: The variable of the client property `client.rack` (`shoal.client.settings`).
 CLIENT_RACK = "SHOAL_CLIENT_CLIENT_RACK"
 
@@ -46,7 +49,9 @@ def template(consumer: Mapping[str, Any], given: Mapping[str, Any], about: PodCo
         {"name": "SHOAL_GROUP_ID", "value": about.group_id},
         {"name": "SHOAL_TOPICS", "value": ",".join(about.topics)},
     ]
+    _restrict(made["spec"])
     for container in made["spec"]["containers"]:
+        container.setdefault("resources", copy.deepcopy(RESOURCES))
         container["env"] = names.environment(variables, container.get("env", []))
         if not container.get("image"):
             container["image"] = about.default_image
@@ -58,6 +63,30 @@ def template(consumer: Mapping[str, Any], given: Mapping[str, Any], about: PodCo
         pod_meta["annotations"] = notes
         _add_rack(made["spec"], about.default_image, about.pull_policy)
     return made
+
+
+def _restrict(pod: Manifest) -> None:
+    """Let a pod meet the pod security standard `restricted`, where its template says nothing else.
+
+    A pod without a ServiceAccount of its own needs no token.
+    """
+    if "serviceAccountName" not in pod:
+        pod.setdefault("automountServiceAccountToken", False)
+    if pod.get("os", {}).get("name") == "windows":
+        return
+    parts = [pod, *pod.get("initContainers", []), *pod["containers"]]
+    for part in parts:
+        part["securityContext"] = dict(part.get("securityContext") or {})
+    own, *others = (part["securityContext"] for part in parts)
+    own.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    # The kubelet starts no container as user 0 that may not be root.
+    if all(context.get("runAsUser") != 0 for context in (own, *others)):
+        own.setdefault("runAsNonRoot", True)
+    for context in others:
+        capabilities = context.setdefault("capabilities", {"drop": ["ALL"]}) or {}
+        # The API server refuses it for a container that is privileged in one of these ways.
+        if not context.get("privileged") and "SYS_ADMIN" not in capabilities.get("add", []):
+            context.setdefault("allowPrivilegeEscalation", False)
 
 
 def selector(consumer: str) -> dict[str, str]:

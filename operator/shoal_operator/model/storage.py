@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from shoal_operator.model.names import Manifest
 
 EPHEMERAL = node_pools.EPHEMERAL
+#: The resources of a broker for which the spec has none. Without requests, a broker gets hardly any
+#: CPU beside pods that have them, and is evicted before them.
+RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 #: Brokers among which a cluster with ephemeral disks places three replicas.
 BROKERS_MIN = 3
 #: The part of an emptyDir that logs and cache leave free: for indexes, for what followers and
@@ -93,10 +96,10 @@ def volume_size(cluster: Mapping[str, Any], claims: Sequence[Manifest]) -> str:
 
 
 def resources(cluster: Mapping[str, Any]) -> Manifest:
-    """Return the resources of a container: those of the spec, and the space of its emptyDir, so
-    that the scheduler chooses a node that has it. `cluster` is the pool's view."""
+    """Return the resources of a container: those of the spec or `RESOURCES`, and the space of its
+    emptyDir, so that the scheduler chooses a node that has it. `cluster` is the pool's view."""
     spec = cluster["spec"]
-    given: Manifest = spec.get("resources", {})
+    given: Manifest = spec.get("resources") or RESOURCES
     if not is_ephemeral(cluster):
         return given
     space = {"ephemeral-storage": spec["storage"]["size"]}
