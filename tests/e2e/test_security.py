@@ -13,8 +13,14 @@ from e2e.resources import (
     share_group,
 )
 
-#: What the schema's default was before clusters were secured.
-OLD_LISTENER = {"name": "plain", "port": 9092, "type": "Internal"}
+#: What the schema's default was before clusters were secured, in today's words.
+OLD_LISTENER = {
+    "name": "plain",
+    "port": 9092,
+    "type": "Internal",
+    "tls": {"enabled": False},
+    "authentication": {"type": "none"},
+}
 
 
 def test_a_cluster_from_before_stays_as_it_is(resources: Resources) -> None:

@@ -18,7 +18,13 @@ from e2e.resources import (
     share_group,
 )
 
-PLAIN = {"name": "plain", "port": 9092, "type": "Internal"}
+PLAIN = {
+    "name": "plain",
+    "port": 9092,
+    "type": "Internal",
+    "tls": {"enabled": False},
+    "authentication": {"type": "none"},
+}
 MTLS = {
     "name": "mtls",
     "port": 9094,

@@ -208,7 +208,8 @@ def test_drift_is_put_back_and_only_that(queue: Resources, drifting: str) -> Non
     eventually(back, timeout_s=75)
 
 
-LISTENER = {"name": "plain", "port": 9092}
+LOGIN_OFF = {"authentication": {"type": "none"}}
+LISTENER = {"name": "plain", "port": 9092, "tls": {"enabled": False}, **LOGIN_OFF}
 BAD = {
     "no cluster": ({**queue_topic(), "spec": {"partitions": 1}}, "spec.cluster: Required value"),
     "internal name": (queue_topic(topicName="__x"), "names that begin with `__` are reserved"),
@@ -234,6 +235,14 @@ BAD = {
     "owned config": (
         queue_cluster(config={"node.id": "3"}),
         "are set by the operator; use replicas, brokersPerPod, storage, listeners, rack",
+    ),
+    "tls left out": (
+        queue_cluster(listeners=[{"name": "plain", "port": 9092, **LOGIN_OFF}]),
+        "use `tls: {}`, or `tls: {enabled: false}` for plaintext",
+    ),
+    "login left out": (
+        queue_cluster(listeners=[{"name": "tls", "port": 9092, "tls": {}}]),
+        "or `authentication: {type: none}` if clients are not to log in",
     ),
     "login without tls": (
         queue_cluster(listeners=[{**LISTENER, "authentication": {"type": "tls"}}]),
@@ -287,7 +296,7 @@ def test_a_bad_spec_is_refused_with_a_reason(queue: Resources, case: str) -> Non
 
 
 def test_a_certificate_that_is_missing_is_a_condition(resources: Resources) -> None:
-    encrypted = {"name": "plain", "port": 9092, "tls": {"secretName": "mine"}}
+    encrypted = {"name": "own", "port": 9092, "tls": {"secretName": "mine"}, **LOGIN_OFF}
     resources.apply(queue_cluster(listeners=[encrypted]))
     said = resources.wait_reason("queuecluster/main", "ListenerCertificateInvalid")
     assert "Secret 'mine' does not exist" in said

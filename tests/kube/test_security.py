@@ -633,3 +633,20 @@ def test_a_cluster_that_anybody_may_change_is_degraded() -> None:
     assert degraded(MTLS, SCRAM, **off) == found
     for listeners, spec in (([MTLS, PLAIN], {}), ([MTLS], {}), ([PLAIN], off), ([PLAIN], {})):
         assert degraded(*listeners, **spec) is None
+
+
+def test_plaintext_in_words_is_what_leaving_it_out_was() -> None:
+    """Clusters of earlier releases have listeners without these fields, and do not roll."""
+    words = {"tls": {"enabled": False}, "authentication": {"type": "none"}}
+    before, now = queue_cluster(PLAIN, stateful_set=OLD), queue_cluster(PLAIN | words)
+    assert rendered.rendered(before) == rendered.rendered(now)
+    assert refusal(now) is None
+    assert not security.has_internal_tls(now)
+    anybody = queue_cluster(TLS | {"authentication": {"type": "none"}})
+    assert rendered.rendered(anybody) == rendered.rendered(queue_cluster(TLS))
+    assert not security.is_authorized(anybody)
+    mixed = queue_cluster(PLAIN | words, MTLS)
+    assert refusal(mixed) is None
+    assert security.is_authorized(mixed)
+    named = queue_cluster(PLAIN | {"tls": {"enabled": False, "secretName": "theirs"}})
+    assert security.secret_name(named["spec"]["listeners"][0]) == ""

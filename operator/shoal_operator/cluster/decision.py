@@ -197,8 +197,8 @@ def _listener_remedy(cluster: Manifest, listener: Mapping[str, Any]) -> str:
     if security.is_encrypted(listener) and not security.has_internal_tls(cluster):
         return (
             "the brokers of this cluster use no TLS among themselves yet, and need an Internal "
-            "listener without tls until they do. Add the previous listener again, beside this one. "
-            "Remove it when the QueueCluster is Ready."
+            "listener in plaintext until they do. Add the previous listener again, beside this "
+            "one. Remove it when the QueueCluster is Ready."
         )
     return ""
 
@@ -210,7 +210,7 @@ def _migration_lacks(cluster: Manifest) -> Verdict | None:
         return None
     return Verdict.refused(
         "SecurityNotSupported",
-        "The brokers are being moved to TLS and still use the Internal listener without tls. Add "
+        "The brokers are being moved to TLS and still use the Internal listener in plaintext. Add "
         "it to spec.listeners again, and remove it when the QueueCluster is Ready.",
     )
 

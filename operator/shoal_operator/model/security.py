@@ -260,13 +260,16 @@ def controllers(cluster: Mapping[str, Any]) -> list[Controller]:
 
 
 def is_encrypted(listener: Mapping[str, Any]) -> bool:
-    """Return whether a listener uses TLS."""
-    return listener.get("tls") is not None
+    """Return whether a listener uses TLS. Resources of earlier releases may leave `tls` out."""
+    given = listener.get("tls")
+    return given is not None and bool(given.get("enabled", True))
 
 
 def authentication(listener: Mapping[str, Any]) -> str:
-    """Return the type of authentication of a listener; empty without one."""
-    return str((listener.get("authentication") or {}).get("type", ""))
+    """Return the type of authentication of a listener; empty without one, also of an earlier
+    release."""
+    kind = str((listener.get("authentication") or {}).get("type", ""))
+    return "" if kind == "none" else kind
 
 
 def is_authorized(cluster: Mapping[str, Any]) -> bool:
@@ -364,7 +367,7 @@ def _of_metrics(cluster: Mapping[str, Any]) -> dict[str, str]:
 
 def secret_name(listener: Mapping[str, Any]) -> str:
     """Return the user's Secret with the certificate of a listener; empty without one."""
-    return str((listener.get("tls") or {}).get("secretName") or "")
+    return str(listener["tls"].get("secretName") or "") if is_encrypted(listener) else ""
 
 
 def has_token_key(cluster: Mapping[str, Any]) -> bool:
