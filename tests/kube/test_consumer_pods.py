@@ -23,8 +23,9 @@ def pod(spec: Manifest, rack_key: str = "", form: str = "deployment") -> Manifes
     template = {"template": {"spec": copy.deepcopy(spec)}}
     consumer = {"kind": "ShareConsumer", "metadata": PLACE, "spec": {form: template}}
     about = PodContext("main", "b:1", "g", ["t"], "r/broker:1", "Always", "worker", rack_key)
-    made = job.manifest(consumer, about)
-    if form == "deployment":
+    if form == "job":
+        made = job.manifest(consumer, about)
+    else:
         made = deployment.manifest(consumer, about, 1)
     found: Manifest = made["spec"]["template"]["spec"]
     return found
@@ -63,7 +64,7 @@ def test_the_example_is_restricted() -> None:
 
 
 def test_what_the_template_says_counts() -> None:
-    one = {
+    one: Manifest = {
         "name": "a",
         "resources": {},
         "securityContext": {"runAsNonRoot": False, "capabilities": {"add": ["NET_ADMIN"]}},

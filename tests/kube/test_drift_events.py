@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def events(kube: ApiServer, name: str) -> list[tuple[str, str]]:
-    """Return types and reasons of the events on a resource."""
+    """Return types and reasons of the events on a resource, sorted."""
     found = (e for e in kube.all("Event") if e["involvedObject"]["name"] == name)
-    return [(e["type"], e["reason"]) for e in found]
+    return sorted((e["type"], e["reason"]) for e in found)
 
 
 def message(kube: ApiServer, reason: str) -> str:
@@ -98,11 +98,10 @@ def test_drift_of_an_object_is_undone_and_told(shared_broker: ShoalProcess) -> N
         world.kube.add(CLUSTER)
         await world.settle()
         about = events(world.kube, "main")
-        service = world.kube.find("Service", "main-bootstrap")
-        service["spec"]["ports"][0]["port"] = 1
+        world.kube.find("Service", "main-bootstrap")["spec"]["ports"][0]["port"] = 1
         await world.settle()
-        assert service["spec"]["ports"][0]["port"] == 9092
-        assert events(world.kube, "main") == [*about, ("Normal", "DriftReverted")]
+        assert world.kube.find("Service", "main-bootstrap")["spec"]["ports"][0]["port"] == 9092
+        assert events(world.kube, "main") == sorted([*about, ("Normal", "DriftReverted")])
         assert "had changed Service main-bootstrap" in message(world.kube, "DriftReverted")
 
     asyncio.run(scenario())

@@ -35,7 +35,7 @@ AT_WORK_AND_READY = (
     "VolumeGrows",
 )
 #: The resource waits for what is outside of it and may come: other resources, the brokers, room on
-#: the nodes. The alarm of `blocked` tells a person.
+#: the nodes. The alarm of `blocked` reports it to a person.
 AT_WORK = (
     "BrokerFails",
     "CertManagerMissing",
@@ -195,7 +195,7 @@ def verdicts() -> list[tuple[Verdict, str]]:
         *found,
         *((Verdict.fine("text").warned((reason, "text")), "Current") for reason in WARNINGS),
         (Verdict.waiting("Starting", "text").warned((WARNINGS[0], "text")), "InProgress"),
-        # A maintenance window comes by itself, and nothing is under way until then.
+        # A maintenance window comes automatically, and nothing is under way until then.
         (Verdict(True, "RollWaits", "text"), "Current"),
         (Verdict(True, "RollWaits", "text", progressing=True), "InProgress"),
         # Brokers restart one after the other while the others serve.

@@ -56,7 +56,8 @@ def template(resource: dict) -> dict:
 
 @pytest.mark.parametrize("name", sorted(BEFORE))
 def test_with_one_broker_in_a_pod_nothing_rendered_changes(name: str) -> None:
-    """An operator that is upgraded must not roll existing clusters."""
+    """An operator that is upgraded must not roll existing clusters, unless docs/install.md says
+    why."""
     resource = rendered.clusters()[name]
     assert rendered.rendered(resource) == BEFORE[name]
     resource["spec"]["brokersPerPod"] = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal_operator import pods
 from shoal_operator.cluster.routes import Routes
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.drift import APPLIED, REVERTED, has_drifted, marked
@@ -164,7 +165,8 @@ class ClusterObjects:
         if sizes[0] == sizes[1]:
             return
         known = {claim["metadata"]["name"] for claim in self._observer.claims(cluster, pool)}
-        for pod in pool.pods:
+        running = {pods.ordinal(pod) for pod in self._observer.pods()}
+        for pod in (one for one in pool.pods if one not in running):
             for template in wanted:
                 name = names.claim(f"{pool.stateful_set}-{pod}", template["metadata"]["name"])
                 if name in known:
