@@ -7,6 +7,10 @@ import itertools
 import json
 import random
 import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -102,6 +106,42 @@ def test_readers_of_the_metrics_show_certificates() -> None:
     hook = made["Pod", "shoal-system", "shoal-operator-test"]["spec"]
     assert "load_cert_chain" in hook["containers"][0]["args"][0]
     assert {v["secret"]["secretName"] for v in hook["volumes"]} == {"http", "prometheus"}
+
+
+class Replicas(BaseHTTPRequestHandler):
+    """The operator's Service, which reaches the replica that acts at the third connection."""
+
+    connections = 0
+
+    def do_GET(self) -> None:
+        type(self).connections += 1
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"shoal_operator_leader {float(self.connections == 3)}\n".encode())
+
+    def log_message(self, *_: object) -> None:
+        """Be silent."""
+
+
+def test_helm_test_asks_until_the_replica_answers_that_acts() -> None:
+    """It pauses for half a second after each answer of another one."""
+    made = named(template(replicas=2, networkPolicy={"enabled": True, "from": [{"x": {}}]}))
+    pod = made["Pod", "shoal-system", "shoal-operator-test"]
+    (script,) = pod["spec"]["containers"][0]["args"]
+    address = "shoal-operator.shoal-system.svc:8080"
+    assert address in script
+    with ThreadingHTTPServer(("127.0.0.1", 0), Replicas) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        local = script.replace(address, f"127.0.0.1:{server.server_port}")
+        subprocess.run([sys.executable, "-c", local], check=True)
+        server.shutdown()
+    assert Replicas.connections == 3
+    # The pod is none of the operator's for its Service, budget and policy, which admits it.
+    own = made["Service", "shoal-system", "shoal-operator"]["spec"]["selector"]
+    labels = pod["metadata"]["labels"]
+    assert not own.items() <= labels.items()
+    policy = made["NetworkPolicy", "shoal-system", "shoal-operator"]["spec"]["ingress"][0]
+    assert {"podSelector": {"matchLabels": labels}} in policy["from"]
 
 
 COMBINATIONS = list(itertools.product(*VALUES.values()))
