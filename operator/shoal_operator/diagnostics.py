@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal_operator import clock
 from shoal_operator.quantities import size_bytes
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 #: Free space below which a volume is nearly full or full: a part of it, or bytes if that is less.
 NEARLY_FULL, FULL = 0.1, 0.01
 NEARLY_FULL_BYTES, FULL_BYTES = 64 << 20, 8 << 20
+#: How long the scheduler may need for a pod until that is a problem.
+SCHEDULED_SECONDS_MAX = 10.0
 NO_SPACE = "No space left on device"
 OOM_KILLED = "OOMKilled"
 _PULL = (
@@ -152,6 +155,10 @@ def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) 
     name = pod["metadata"]["name"]
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
+            continue
+        # A volume is being made, or a pod that restarts has not freed its place yet.
+        since = condition.get("lastTransitionTime")
+        if since and clock.seconds_since(since) < SCHEDULED_SECONDS_MAX:
             continue
         message = condition.get("message", "").rstrip(".")
         # A claim that waits for its first consumer is also pending while no node has room.

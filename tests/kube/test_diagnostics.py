@@ -1,6 +1,7 @@
 """Diagnostics of a cluster: each names the object and the remedy, and is reported once."""
 
 import asyncio
+import datetime
 import re
 from typing import Any
 
@@ -13,6 +14,7 @@ from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.conditions import Verdict, conditions
 from shoal_operator.diagnostics import (
     CONSUMER,
+    SCHEDULED_SECONDS_MAX,
     Disk,
     diagnose_disks,
     diagnose_expansion,
@@ -251,6 +253,18 @@ def test_a_cluster_says_why_a_broker_is_not_there(about: dict[str, Any], reason:
     conditions = kube.find("QueueCluster", "main")["status"]["conditions"]
     (ready,) = [one for one in conditions if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", reason)
+
+
+def test_a_pod_that_is_not_scheduled_at_once_is_no_trouble() -> None:
+    """A volume is being made, or the pod before it has not freed its place yet."""
+    unbound = "pod has unbound immediate PersistentVolumeClaims."
+    now = datetime.datetime.now(datetime.UTC)
+    since = now - datetime.timedelta(seconds=SCHEDULED_SECONDS_MAX)
+    young, old = (stamp.isoformat() for stamp in (now, since))
+    assert diagnose_pods([pod(message=unbound, lastTransitionTime=young)], []) is None
+    found = diagnose_pods([pod(message=unbound, lastTransitionTime=old)], [])
+    assert found is not None
+    assert found.reason == "Unschedulable"
 
 
 def test_a_pod_that_starts_or_runs_is_no_trouble() -> None:

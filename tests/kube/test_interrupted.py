@@ -240,6 +240,24 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
     each_crash(broker, prepare, change, look)
 
 
+def test_a_roll_in_which_the_cluster_stays_ready_has_an_event_at_its_end(
+    broker: ShoalProcess,
+) -> None:
+    async def scenario() -> None:
+        world = World(broker)
+        three = {**CLUSTER["spec"], "replicas": 3}
+        world.kube.add({**CLUSTER, "spec": three})
+        await world.settle()
+        assert len(world.event_messages("Ready")) == 1
+        world.kube.add({**CLUSTER, "spec": {**three, "config": {"num.partitions": "3"}}})
+        await world.settle()
+        assert world.ready() == ("True", "Reconciled", True)
+        assert len(world.event_messages("BrokerRestart")) == 3
+        assert len(world.event_messages("Ready")) == 2
+
+    asyncio.run(scenario())
+
+
 def test_a_dynamic_config_that_somebody_else_changes_is_set_again(broker: ShoalProcess) -> None:
     world = World(broker)
     world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": {"log.retention.ms": "1234"}}})

@@ -9,6 +9,7 @@ from kube.test_evictions import BROKERS, NOW, World
 from shoal_operator import roller
 from shoal_operator.cluster import decision
 from shoal_operator.conditions import Verdict, conditions
+from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.roller import PartitionState, Postpone, Proceed
 
 #: Saturdays at two; NOW is a Thursday.
@@ -67,6 +68,16 @@ def test_a_routine_roll_stays_ready() -> None:
     # A second broker that is away is no routine.
     roll.stop("main-broker-2")
     assert not roll.look()[1].ready
+
+
+def test_a_roll_shows_itself_while_brokers_are_removed() -> None:
+    """Otherwise, the next pass would not know that the operator has stopped the broker."""
+    roll, moving = Roll(), Diagnosis("ScalingDown", "Replicas move.")
+    seen = roll.seen()
+    rolling = decision.verdict(seen, decision.next_step(seen, IN_SYNC, NOW), moving, None)
+    assert (rolling.ready, rolling.reason, rolling.warning) == (True, "Rolling", moving)
+    done = decision.verdict(seen, roller.Done(), moving, None)
+    assert (done.ready, done.reason) == (True, "ScalingDown")
 
 
 def test_a_cluster_that_was_not_ready_is_not_ready_in_a_roll() -> None:

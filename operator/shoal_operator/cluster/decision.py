@@ -36,8 +36,9 @@ REACHABLE_SECONDS_MAX = 15.0
 OBSERVED_SECONDS_MAX = 15.0
 #: The logger of all others, and its level at the start of a broker.
 ROOT_LOGGER, ROOT_LEVEL = "root", "INFO"
-#: Reasons of `Ready` while the operator restarts brokers.
-_ROLL_REASONS = ("Rolling", "RollWaits", "Restarting")
+#: Reasons of `Ready` while the operator restarts brokers, and also between two of them.
+ROLLING = ("Rolling", "Restarting")
+_ROLL_REASONS = (*ROLLING, "RollWaits")
 
 
 def refusal(
@@ -302,7 +303,8 @@ def verdict(
         else None
     )
     found = _roll_verdict(seen, step, disk)
-    if scaling_down and scaling_down.reason == "ScalingDown" and found.ready:
+    rolls = found.reason in ROLLING
+    if scaling_down and scaling_down.reason == "ScalingDown" and found.ready and not rolls:
         return Verdict(True, *scaling_down, progressing=True)
     infeasible, growing = diagnostics.diagnose_expansion(seen.claims)
     if growing and found.ready and not found.progressing:

@@ -247,8 +247,7 @@ class Clusters:
         self._rolled = stage if isinstance(step, roller.Done) and state else None
         if self._rolled is not None and security.next_stage(cluster, stage, rolled=True) != stage:
             return RETRY_SECONDS
-        rolls = isinstance(step, roller.Proceed) or verdict.reason == "Restarting"
-        if state and verdict.ready and not rolls:
+        if state and verdict.ready and verdict.reason not in decision.ROLLING:
             requested = await self._membership.rebalance(cluster, state)
             if requested:
                 await self._status.merge(cluster, {"lastRebalance": requested})

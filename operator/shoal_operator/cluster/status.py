@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import pods, tiered_health
-from shoal_operator.cluster import metadata_version
-from shoal_operator.conditions import Verdict, is_ready
+from shoal_operator.cluster import decision, metadata_version
+from shoal_operator.conditions import Verdict, is_ready, ready_reason
 from shoal_operator.model import (
     broker_config,
     broker_pod,
@@ -126,9 +126,12 @@ class ClusterStatus:
         self._default_image = default_image
 
     async def write(self, seen: Observation, verdict: Verdict) -> None:
-        """Write conditions and fields; record an event when the cluster becomes ready."""
+        """Write conditions and fields; record an event when the cluster becomes ready, or a roll in
+        which it was ready ends."""
         cluster = seen.cluster
-        if verdict.ready and not is_ready(cluster):
+        rolled = ready_reason(cluster) in decision.ROLLING
+        ready = verdict.ready and verdict.reason not in decision.ROLLING
+        if ready and (rolled or not is_ready(cluster)):
             before = cluster.get("status", {}).get("conditions", [])
             once = transition_key(before)
             await self._kube.event(cluster, "Ready", verdict.message, once=once)
