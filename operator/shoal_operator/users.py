@@ -507,7 +507,10 @@ def _verdict(error: KafkaError | None) -> Verdict:
             "spec.authorization.type to simple, or remove spec.acls."
         )
         return Verdict.refused("NotAuthorized", text)
-    return Verdict.waiting("UserRefused", f"The brokers refused the user: {error}.")
+    text = f"The brokers refused the user: {error}."
+    if error.retriable:
+        return Verdict.waiting("UserRefused", f"{text} The operator tries again.")
+    return Verdict.refused("UserRefused", f"{text} Change the spec.")
 
 
 def _digest(user: Manifest, password: str) -> str:

@@ -248,6 +248,30 @@ def test_a_permission_that_is_taken_away_ends_although_the_secret_is_refused() -
     assert wanted == [(set(), {entry})]
 
 
+@pytest.mark.parametrize(
+    ("code", "stalled"), [(ErrorCode.invalid_request, True), (ErrorCode.request_timed_out, False)]
+)
+def test_a_user_that_the_brokers_refuse_is_stalled_unless_waiting_helps(
+    code: ErrorCode, stalled: bool
+) -> None:
+    world = UserWorld()
+    world.add(user("b-bad"))
+
+    async def change_acls(**_: Any) -> dict[str, KafkaError]:
+        return {"User:CN=b-bad": KafkaError(code, "no")}
+
+    async def acls() -> list[Any]:
+        return []
+
+    users: Any = world.users
+    users.acls, users.change_acls = acls, change_acls
+    world.reconcile()
+    assert ready(world.api, "QueueUser", "b-bad") == ("False", "UserRefused")
+    found = world.api.find("QueueUser", "b-bad")["status"]["conditions"]
+    assert ("Stalled" in [one["type"] for one in found]) is stalled
+    assert warnings(world.api, "b-bad") == ["UserRefused"] * stalled
+
+
 def test_a_far_start_is_the_first_record(shared_broker: ShoalProcess) -> None:
     """A duration that Kafka's protocol cannot carry, which the API server refuses today, stopped
     all groups."""

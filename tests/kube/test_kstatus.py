@@ -68,7 +68,6 @@ AT_WORK = (
     "NoListenerForUser",
     "ClusterNotSecured",
     "PasswordNotFound",
-    "UserRefused",
     "UserNotFound",
     "UserNotReady",
     "Redriving",
@@ -147,6 +146,7 @@ SEVERAL = (
     "JobsFailing",
     "RollWaits",
     "Scaling",
+    "UserRefused",
 )
 #: Reasons of `Degraded` or of a condition of its own: that of Ready is another one.
 WARNINGS = (
@@ -204,6 +204,9 @@ def verdicts() -> list[tuple[Verdict, str]]:
         (Verdict.blocked("DiskFull", "text"), "InProgress"),
         (Verdict.refused("DiskFull", "text"), "Failed"),
         (Verdict.refused("DiskFailed", "text"), "Failed"),
+        # The brokers may accept it later, or not.
+        (Verdict.waiting("UserRefused", "text"), "InProgress"),
+        (Verdict.refused("UserRefused", "text"), "Failed"),
         # A broker has not been ready for two minutes, or a Deployment for its deadline.
         (Verdict.refused("ImageNotPulled", "text"), "Failed"),
         # A paused cluster does not match its spec; a workload with zero consumers does.
