@@ -276,12 +276,13 @@ class Consumers:
     def _others(self, consumer: Manifest) -> list[str]:
         """Return the other ShareConsumers of a ShareConsumer's group."""
         own, group = consumer["metadata"]["name"], consumer["spec"]["shareGroup"]
-        found = [name for name, of in self.by_group() if of == group and name != own]
-        every = (self._store.get(KIND, self._namespace, name) for name in found)
         return [
-            one["metadata"]["name"]
-            for one in every
-            if one is not None and not one["metadata"].get("deletionTimestamp")
+            str(other["metadata"]["name"])
+            for other in self._store.all(KIND)
+            if other["spec"]["shareGroup"] == group
+            and other["metadata"]["namespace"] == self._namespace
+            and other["metadata"]["name"] != own
+            and not other["metadata"].get("deletionTimestamp")
         ]
 
     def signal(self, name: str) -> dict[str, int]:
