@@ -21,6 +21,7 @@ from shoal_operator.consumers import Consumers
 from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.idle_members import ANNOTATION, Holding, costs
 from shoal_operator.model import names
+from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.runtime import Operator
 from shoal_operator.scale_targets import OBSERVED_MS_MAX
 from shoal_operator.scaling import History, Load, Policy, decide
@@ -452,5 +453,45 @@ def test_two_share_consumers_of_a_group_are_warned_about_on_both() -> None:
         second = shop.kube.objects.pop(("ShareConsumer", "second"))
         shop.store.drop(second)
         assert await degraded("eaters") == "NotDegraded"
+
+    asyncio.run(scenario())
+
+
+def test_the_first_share_consumer_hears_of_the_second_and_of_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enqueued: list[str] = []
+    enqueue = ReconcileLoop.enqueue
+
+    def noted(loop: ReconcileLoop, name: str) -> None:
+        enqueued.append(name)
+        enqueue(loop, name)
+
+    async def scenario() -> None:
+        still = {"scaleTargetRef": None, "scaling": None, "deployment": POD, "replicas": 0}
+        shop = Shop(**still)
+        away = {"type": "external", "external": {"bootstrapServers": "127.0.0.1:1"}}
+        shop.kube.add(resource("QueueCluster", "main", **away))
+        settings = Settings("b:1", "s:1", "role", "u", workloads=frozenset(["deployment"]))
+        operator = Operator(shop.kube, settings, ("n",))
+
+        def degraded() -> str:
+            found = shop.kube.find("ShareConsumer", "eaters")["status"]["conditions"]
+            return next((str(c["reason"]) for c in found if c["type"] == "Degraded"), "")
+
+        try:
+            operator.set_leading(True)
+            await eventually_async(lambda: degraded() == "NotDegraded")
+            shop.add("second", **still)
+            monkeypatch.setattr(ReconcileLoop, "enqueue", noted)
+            operator.on_update(shop.kube.find("ShareConsumer", "second"))
+            assert "eaters" in enqueued
+            await eventually_async(lambda: degraded() == "ShareGroupShared")
+            enqueued.clear()
+            operator.on_delete(shop.kube.objects.pop(("ShareConsumer", "second")))
+            assert "eaters" in enqueued
+            await eventually_async(lambda: degraded() == "NotDegraded")
+        finally:
+            await operator.close()
 
     asyncio.run(scenario())
