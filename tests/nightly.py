@@ -38,6 +38,10 @@ END_S = 60.0
 RANGES_S = 1800.0
 #: The exit codes of `timeout`, and of a shell whose command was interrupted.
 TOO_LATE, INTERRUPTED = 124, 130
+#: The Debian with the newest Python that we support, 3.14.
+NEWEST_SUITE = "forky"
+#: What the tests use there beside Python, Java and make.
+PROGRAMS = "gcc git iproute2 libc6-dev openssl python3-dev"
 #: Racks and drains, on three nodes.
 NODES = "tests/e2e/test_nodes.py"
 #: Folders of tests that are parts of their own.
@@ -153,6 +157,11 @@ def parts_of(hours: float, seed: int) -> list[Part]:
         # Turns of the event loop are measured in CPU time, so it runs beside the others.
         "hostile": select_marked("tests/hostile"),
         "e2e-nodes": Command(nodes.words, {**nodes.environment, "SHOAL_NODES": "3"}),
+        "python": Command(
+            (sys.executable, "tools/first_steps.py", f"--suite={NEWEST_SUITE}")
+            + (f"programs=apt-get install -qy {PROGRAMS}", "venv", "unit", "wire", "model"),
+            drawn,
+        ),
         "examples": Command(
             (*limited, "tests/unit", "tests/model"), {**drawn, "HYPOTHESIS_PROFILE": "nightly"}
         ),

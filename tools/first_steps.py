@@ -4,11 +4,12 @@
     python tools/first_steps.py venv check test
     python tools/first_steps.py demo='.venv/bin/shoal demo --images 1000'
     python tools/first_steps.py --chroot demo          # as root, in a plain Debian
+    python tools/first_steps.py --suite=forky venv unit wire model   # with its Python, here 3.14
 
 A step is a target of the Makefile, or NAME=COMMAND for a shell. All run in the clone, one after the
 other. The result is a table in Markdown. `--chroot` makes a Debian with nothing but Python, Java
 and make (debootstrap, from the first of this machine's apt sources), and runs the steps there; its
-installation is a row of its own.
+installation is a row of its own. `--suite` chooses another release of Debian from the same source.
 
 Downloads are those of the whole machine, so let nothing else run. CPU time counts all processes
 that a step leaves behind and that have ended.
@@ -39,6 +40,8 @@ NETWORK = (
     *("etc/resolv.conf", "etc/hosts", "etc/pip.conf"),
     *("etc/ssl/certs/ca-certificates.crt", "etc/ssl/certs/java/cacerts"),
 )
+#: The scripts of debootstrap. A release that is newer than the program is installed like `sid`.
+SCRIPTS = Path("/usr/share/debootstrap/scripts")
 #: The folder of the clone and the home in the plain Debian.
 PLACE = "srv"
 PR_SET_CHILD_SUBREAPER = 36
@@ -70,13 +73,15 @@ class Fresh:
         words = ["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", str(self.clone)]
         subprocess.run(words, check=True)
 
-    def install_debian(self) -> list[str]:
-        """Return the words that make the plain Debian."""
+    def install_debian(self, suite: str) -> list[str]:
+        """Return the words that make the plain Debian; an empty suite is that of this machine."""
         listed = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)"]
-        mirror, suite = subprocess.check_output(listed, text=True).splitlines()[0].split()
+        mirror, own = subprocess.check_output(listed, text=True).splitlines()[0].split()
+        suite = suite or own
         include = ",".join(PACKAGES)
         words = ["debootstrap", "--variant=minbase", f"--include={include}", suite]
-        return [*words, str(self.root), mirror]
+        script = [] if (SCRIPTS / suite).exists() else [str(SCRIPTS / "sid")]
+        return [*words, str(self.root), mirror, *script]
 
     def copy_network(self) -> None:
         """Copy what reaches the network from this machine into the Debian."""
@@ -157,11 +162,11 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def run_steps(fresh: Fresh, steps: list[str], *, is_debian: bool, folder: Path) -> list[Row]:
-    """Run the steps until one fails."""
+def run_steps(fresh: Fresh, steps: list[str], suite: str | None, folder: Path) -> list[Row]:
+    """Run the steps until one fails, in a plain Debian of this suite if it is not None."""
     rows = []
-    if is_debian:
-        words = fresh.install_debian()
+    if suite is not None:
+        words = fresh.install_debian(suite)
         rows.append(measure("plain Debian", words, dict(os.environ), folder))
         if rows[0].status:
             return rows
@@ -181,14 +186,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("steps", nargs="*", metavar="STEP", help="default: venv demo")
     parser.add_argument("--chroot", action="store_true", help="in a plain Debian; needs root")
+    parser.add_argument("--suite", metavar="NAME", help="the same, of this release, such as forky")
     given = parser.parse_args()
-    if given.chroot and (os.geteuid() != 0 or not shutil.which("debootstrap")):
+    suite: str | None = given.suite or ("" if given.chroot else None)
+    if suite is not None and (os.geteuid() != 0 or not shutil.which("debootstrap")):
         sys.exit("--chroot needs root and debootstrap: apt-get install debootstrap")
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="first-steps-") as name:
-        fresh = Fresh(Path(name), is_debian=given.chroot)
+        fresh = Fresh(Path(name), is_debian=suite is not None)
         steps = given.steps or ["venv", "demo"]
-        rows = run_steps(fresh, steps, is_debian=given.chroot, folder=Path(name))
+        rows = run_steps(fresh, steps, suite, Path(name))
     load = os.getloadavg()[0]
     print(
         f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f} at the end\n"

@@ -64,6 +64,7 @@ PROGRAMS = (
     Program(("npm",), "npm", "axe-core, for the console's tests", ("compat", "nightly"), ("test",)),
     Program(("ip",), "iproute2", "networks of several hosts", ("nightly",), ("test",)),
     Program(("openssl",), "openssl", "the tests of its TLS client", (), ("test", "compat")),
+    Program(("debootstrap",), "debootstrap", "tests with Python 3.14", ("nightly",)),
     Program(("valgrind",), "valgrind", "counts of instructions", ("bench-instructions", "nightly")),
 )
 

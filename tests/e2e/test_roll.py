@@ -60,15 +60,17 @@ def test_a_paused_cluster_is_left_alone(queue: Resources) -> None:
 
 
 def test_a_bad_setting_is_named_and_mended_without_a_restart(queue: Resources) -> None:
+    good = {"num.partitions": "4"}
+    queue.patch("queuecluster/main", {"spec": {"config": good}})
+    queue.wait("queuecluster/main", timeout_s=90)
     before = broker(queue)
     for bad in ({"num.partitions": "many"}, {"num.partitons": "3"}):
         queue.patch("queuecluster/main", {"spec": {"config": bad}})
         said = queue.wait_reason("queuecluster/main", "ConfigRefused", timeout_s=60)
         assert "num.partitions" in said
+        queue.patch("queuecluster/main", {"spec": {"config": {**dict.fromkeys(bad), **good}}})
+        queue.wait("queuecluster/main", timeout_s=90)
         assert broker(queue) == before
-        queue.patch("queuecluster/main", {"spec": {"config": dict.fromkeys(bad)}})
-    queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "4"}}})
-    queue.wait("queuecluster/main", timeout_s=90)
 
 
 def test_the_operator_killed_in_a_roll_repeats_nothing(queue: Resources, release: Release) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import shutil
 import socket
 import ssl
 import subprocess
@@ -22,6 +23,7 @@ from conditions import eventually
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from machine import lacking
 from ports import free_ports
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
@@ -238,6 +240,8 @@ def test_formats_of_stores(secured: Secured, kind: str) -> None:
 def test_stores_of_keytool(secured: Secured, tmp_path: Path) -> None:
     """A truststore that keytool wrote, and a JKS file, which is refused with the command that
     converts it."""
+    if shutil.which("keytool") is None:
+        lacking("keytool is part of a JRE: apt-get install default-jre-headless")
     ca, path = secured.stores.write("ca.pem", AUTHORITY.pem), tmp_path / "trust.jks"
     for type in ("pkcs12", "jks"):
         path.unlink(missing_ok=True)
