@@ -1,7 +1,7 @@
 """The rack of this executor, from the annotations of its pod.
 
-The operator writes the annotation once the pod has a node (docs/operator.md), and the kubelet then
-updates the file. Until then, and outside of Kubernetes, an executor has no rack.
+The operator writes the annotation once the pod has a node (docs/operator/clusters.md), and the
+kubelet then updates the file. Until then, and outside of Kubernetes, an executor has no rack.
 """
 
 from __future__ import annotations

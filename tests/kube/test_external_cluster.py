@@ -278,10 +278,10 @@ def login(password: str) -> dict[str, bytes]:
     return secret_data(user("scram-sha-512"), "elsewhere:9092", CA.certificate, own)
 
 
-#: The permissions that docs/operator.md lists.
+#: The permissions that docs/operator/clusters.md lists.
 PERMISSIONS = re.findall(
     r"^\| (the cluster|topics of \w+|groups) \| (\w.*) \|$",
-    (ROOT / "docs" / "operator.md").read_text(),
+    (ROOT / "docs" / "operator" / "clusters.md").read_text(),
     re.MULTILINE,
 )
 
