@@ -87,7 +87,7 @@ def of_external(kind: str, name: str) -> Verdict:
     return Verdict.refused(
         "NotForExternalCluster",
         f"QueueCluster {name!r} is external, and a {kind} needs a cluster that the operator runs. "
-        "Delete this resource; docs/operator.md has what replaces it.",
+        "Delete this resource; docs/operator/clusters.md has what replaces it.",
     )
 
 
