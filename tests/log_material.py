@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
+from shoal.log.search import TimestampOffset, within
 from shoal.record.batch import headers
 from shoal.record.records import Record, build_batch, read_records
 
@@ -84,6 +85,17 @@ def records(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 20) ->
         assert found.next_offset > at, "a read that makes no progress"
         at = found.next_offset
     return out
+
+
+def find_since(log: Log, timestamp_ms: int) -> TimestampOffset | None:
+    """Return the first record whose timestamp is at least `timestamp_ms`."""
+    next_offset: int | None = 0
+    while next_offset is not None:
+        next_offset, data = log.search(timestamp_ms, next_offset, None)
+        found = within(data, timestamp_ms, log.log_start_offset) if data else None
+        if found is not None:
+            return found
+    return None
 
 
 def compact(log: Log, now_ms: int = NOW_MS, *, memory_bytes: int = 1 << 20) -> bool:

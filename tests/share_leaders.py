@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.selection import Selection
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.log.search import TimestampOffset
+    from shoal.replication.partition import Partition
     from shoal.server.share.state_write import StateWrite
 
 #: Returns about this many bytes of the log from an offset on, and the offset after them.
@@ -135,6 +137,11 @@ class FakePorts:
 
     def run_soon(self, call: Callable[[], None]) -> None:
         call()
+
+    def offset_since(
+        self, partition: Partition, timestamp_ms: int
+    ) -> asyncio.Future[TimestampOffset | None]:
+        raise AssertionError("each share partition has a state")
 
     def read_aside(self, call: Callable[[], None], then: Callable[[], None]) -> None:
         call()

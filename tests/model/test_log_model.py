@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from log_material import NOW_MS, batch, open_log, records
+from log_material import NOW_MS, batch, find_since, open_log, records
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, OffsetOutOfRange
 from shoal.log.memory import MemoryStorage
@@ -216,7 +216,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def search_by_time(self, lag: int) -> None:
         timestamp = self.now_ms - lag
         expected = next((w for w in self.twin if w.timestamp_ms >= timestamp), None)
-        found = self.log.offset_for_timestamp(timestamp)
+        found = find_since(self.log, timestamp)
         if expected is None:
             assert found is None
         else:
@@ -224,7 +224,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule()
     def search_the_youngest(self) -> None:
-        found = self.log.max_timestamp_offset()
+        found = find_since(self.log, self.log.max_timestamp())
         if self.twin and found is not None:
             youngest = max(w.timestamp_ms for w in self.twin)
             # The largest timestamp of a segment may be that of a record before the log start.

@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 import pytest
-from log_material import DIRECTORY, NOW_MS, batch, fill, open_log, records
+from log_material import DIRECTORY, NOW_MS, batch, fill, find_since, open_log, records
 from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, OffsetOutOfRange
@@ -303,7 +303,7 @@ def test_a_log_that_was_synced_before_it_closed_keeps_its_times() -> None:
     log.sync()
     log.close()
     again = open_log(storage, clean=True, recovery_point=1)
-    assert again.offset_for_timestamp(NOW_MS) == (NOW_MS, 0, 0)
+    assert find_since(again, NOW_MS) == (NOW_MS, 0, 0)
     assert again.active.age_timestamp() == NOW_MS
 
 
@@ -373,7 +373,7 @@ def test_missing_or_invalid_indexes_are_rebuilt() -> None:
     log.segments[0].flush()
     assert storage.read_file(first) == before
     assert [log.read(at, 1).next_offset for at in range(100)] == list(range(1, 101))
-    assert log.offset_for_timestamp(NOW_MS + 50) == (NOW_MS + 50, 50, 0)
+    assert find_since(log, NOW_MS + 50) == (NOW_MS + 50, 50, 0)
 
 
 def test_closed_segments_that_were_scanned_keep_their_times() -> None:
@@ -384,7 +384,7 @@ def test_closed_segments_that_were_scanned_keep_their_times() -> None:
     storage.crash(lambda n: n - 1)
     open_log(storage).close()
     again = open_log(storage, clean=True, recovery_point=1)
-    assert again.offset_for_timestamp(NOW_MS) == (NOW_MS, 0, 0)
+    assert find_since(again, NOW_MS) == (NOW_MS, 0, 0)
 
 
 def test_files_without_a_segment_go() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_material import NOW_MS, batch, open_log
+from log_material import NOW_MS, batch, find_since, open_log
 from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused
@@ -54,7 +54,7 @@ def offer(log: Log, data: bytes) -> None:
             break
         at = found.next_offset
     for timestamp in (0, NOW_MS):
-        log.offset_for_timestamp(timestamp)  # also when records are garbled under a valid CRC
+        find_since(log, timestamp)  # also when records are garbled under a valid CRC
 
 
 @settings(max_examples=200)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from shoal.log.config import LogConfig
     from shoal.log.reads import Read
     from shoal.log.remote import RebuiltState
-    from shoal.log.search import TimestampOffset
     from shoal.log.segment import DeletedSegment
     from shoal.log.storage import Storage
     from shoal.record.batch import Buffer
@@ -174,16 +173,13 @@ class Log(LogState):
         """Like `read`, but return large results as a range of the file, for `sendfile`."""
         return reads.read_slice(self, offset, max_bytes, max_offset, min_one)
 
-    def offset_for_timestamp(
-        self, timestamp_ms: int, *, max_offset: int | None = None
-    ) -> TimestampOffset | None:
-        """Return the first record whose timestamp is at least `timestamp_ms`."""
-        return search.since(self, timestamp_ms, max_offset)
+    def search(self, timestamp_ms: int, offset: int, max_offset: int | None) -> search.Step:
+        """Do a step of the search for the first record that has reached `timestamp_ms`."""
+        return search.step(self, timestamp_ms, offset, max_offset)
 
-    def max_timestamp_offset(self) -> TimestampOffset | None:
-        """Return the first record with the largest timestamp."""
-        largest = max((segment.max_timestamp()[0] for segment in self.segments), default=-1)
-        return None if largest < 0 else self.offset_for_timestamp(largest)
+    def max_timestamp(self) -> int:
+        """Return the largest timestamp, -1 without one."""
+        return max((segment.max_timestamp()[0] for segment in self.segments), default=-1)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) by OffsetForLeaderEpoch's rule, (-1, -1) if unknown."""

@@ -1,16 +1,35 @@
-"""Finds records by timestamp, through the time indexes (ListOffsets)."""
+"""Finds records by timestamp, through the time indexes (ListOffsets).
+
+A search goes from batch to batch: `step` finds the next one that may have the record by its header,
+and `within` looks into it. A step takes some milliseconds. A few kilobytes of a batch may expand to
+128 MB, so `within` needs nothing but the bytes of the batch and may run in another thread.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.record.batch import LOG_APPEND_TIME_BIT, BatchHeader, CorruptBatch
-from shoal.record.records import read_records
+from shoal.record import walker
+from shoal.record.batch import (
+    HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    BatchHeader,
+    Buffer,
+    CorruptBatch,
+    read_header,
+)
+from shoal.record.compression import EXPANDED_BYTES_MAX, OutputFull, expanded
+from shoal.record.records import spans, wrap_int64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.log.state import LogState
+
+#: Headers that one step reads: some milliseconds.
+HEADERS_MAX = 5_000
 
 
 class TimestampOffset(NamedTuple):
@@ -21,44 +40,113 @@ class TimestampOffset(NamedTuple):
     leader_epoch: int
 
 
-def since(log: LogState, timestamp_ms: int, max_offset: int | None) -> TimestampOffset | None:
-    """Return the first record below `max_offset` whose timestamp is at least `timestamp_ms`."""
+class Step(NamedTuple):
+    """How far a search has come. `next_offset` is where it continues, None at its end. `batch` is
+    the whole batch that may have the record, b"" if the step found none."""
+
+    next_offset: int | None
+    batch: bytes = b""
+
+
+def step(log: LogState, timestamp_ms: int, offset: int, max_offset: int | None) -> Step:
+    """Find the first batch with records at or above `offset`, below `max_offset`, of which one has
+    reached `timestamp_ms`."""
     bound = log.log_end_offset if max_offset is None else max_offset
-    for segment in log.segments:
+    start = max(offset, log.log_start_offset)
+    left = HEADERS_MAX
+    for segment in log.segments[max(bisect_right(log.bases, start) - 1, 0) :]:
         if segment.max_timestamp()[0] < timestamp_ms:
             continue
-        start = segment.offset_index.position_of(segment.time_index.offset_of(timestamp_ms))
-        for position, header in segment.heads(start):
+        begin = max(segment.time_index.offset_of(timestamp_ms), start)
+        for position, header in segment.heads(segment.offset_index.position_of(begin)):
             if header.base_offset >= bound:
-                return None
-            if header.max_timestamp < timestamp_ms or header.next_offset <= log.log_start_offset:
-                continue
-            found = within(
-                header,
-                lambda: segment.read(position, header.size),  # noqa: B023
-                timestamp_ms,
-                log.log_start_offset,
-            )
-            if found is not None:
-                return found if found.offset < bound else None
-    return None
+                return Step(None)
+            if header.next_offset <= start:
+                continue  # No more of them than between two entries of the index.
+            if not left:
+                return Step(header.base_offset)
+            left -= 1
+            if header.max_timestamp >= timestamp_ms:
+                return Step(header.next_offset, segment.read(position, header.size))
+    return Step(None)
 
 
 def within(
-    header: BatchHeader, read: Callable[[], bytes], timestamp_ms: int, start: int
+    batch: Buffer, timestamp_ms: int, start: int, *, bytes_max: int = EXPANDED_BYTES_MAX
 ) -> TimestampOffset | None:
     """Return the first record at or above `start` in one batch whose timestamp is at least
-    `timestamp_ms`, or None. `read` returns the batch."""
+    `timestamp_ms`, or None.
+
+    Raises `OutputFull` if the records expand to more than `bytes_max`. That of the default counts
+    as malformed instead: the batch counts as a whole.
+    """
+    header = read_header(batch)
     whole = TimestampOffset(
         header.max_timestamp, max(header.base_offset, start), header.leader_epoch
     )
     if header.attributes & LOG_APPEND_TIME_BIT:
         return whole
+    records = memoryview(batch)[HEADER_SIZE : header.size]
     try:
-        for record in read_records(read()):
-            if record.timestamp_ms >= timestamp_ms and record.offset >= start:
-                return TimestampOffset(record.timestamp_ms, record.offset, header.leader_epoch)
+        with expanded(header.compression, records, bytes_max) as body:
+            found = _first(body, header, timestamp_ms, max(start - header.base_offset, 0))
     except CorruptBatch:
-        # The records are malformed under a correct CRC. The batch counts as a whole.
+        return whole  # The records are malformed under a correct CRC.
+    except OutputFull:
+        if bytes_max < EXPANDED_BYTES_MAX:
+            raise
         return whole
+    if found is None:
+        return None
+    return TimestampOffset(found[0], header.base_offset + found[1], header.leader_epoch)
+
+
+def _first(
+    body: memoryview, header: BatchHeader, timestamp_ms: int, delta_min: int
+) -> tuple[int, int] | None:
+    """Return timestamp and offset delta of the first record that has reached `timestamp_ms`, of
+    those with an offset delta from `delta_min` on. Raises `CorruptBatch`."""
+    if header.record_count <= 0:
+        return _first_in_python(body, header, timestamp_ms, delta_min)
+    # It flags the records that have reached the timestamp.
+    walk = partial(walker.walk, body, base_timestamp=header.base_timestamp, newest=timestamp_ms - 1)
+    found = walk(header.record_count, flags_max=1)
+    if delta_min == 0 and found.flags:
+        delta, timestamp = found.flags[0]
+        assert timestamp is not None
+        return timestamp, delta
+    if found.fault:
+        return _first_in_python(body, header, timestamp_ms, delta_min)
+    if not found.flagged:
+        return None
+    return _first_behind(body, header, walk, delta_min)
+
+
+def _first_behind(
+    body: memoryview, header: BatchHeader, walk: Callable[[int], walker.Walk], delta_min: int
+) -> tuple[int, int] | None:
+    """Do the work of `_first` in a batch whose log begins in the middle of it, by bisection."""
+    low, high = min(delta_min, header.record_count), header.record_count
+    before = walk(low).flagged
+    if walk(high).flagged == before:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if walk(middle).flagged == before:
+            low = middle
+        else:
+            high = middle
+    with body[walk(low).place :] as rest:
+        span = next(spans(rest, 1))
+    return wrap_int64(header.base_timestamp + span.timestamp_delta), span.offset_delta
+
+
+def _first_in_python(
+    body: memoryview, header: BatchHeader, timestamp_ms: int, delta_min: int
+) -> tuple[int, int] | None:
+    """Do the work of `_first` in a batch that compaction has left holes in, or a damaged one."""
+    for span in spans(body, header.record_count):
+        timestamp = wrap_int64(header.base_timestamp + span.timestamp_delta)
+        if timestamp >= timestamp_ms and span.offset_delta >= delta_min:
+            return timestamp, span.offset_delta
     return None

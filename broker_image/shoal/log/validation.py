@@ -10,8 +10,7 @@ invalid records (KIP-467). Batches of coordinators and of leaders are not valida
 
 from __future__ import annotations
 
-import mmap
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.errors import AppendRefused
@@ -42,12 +41,11 @@ from shoal.record.compression import (
     OutputFull,
     compress,
     decompress_into,
+    output_buffer,
 )
 from shoal.record.records import records_body
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shoal.log.config import LogConfig
 
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
@@ -97,7 +95,7 @@ def validate(
     if codec == Compression.NONE:
         found = _walk(raw, header, config, now_ms)
         return _stored(data, header, raw, found, config)
-    with _buffer(out) as space:
+    with output_buffer(EXPANDED_BYTES_MAX) if out is None else nullcontext(out) as space:
         try:
             size = decompress_into(codec, raw, space)
         except CorruptBatch as error:
@@ -110,17 +108,6 @@ def validate(
             found = _walk(body, header, config, now_ms)
             stored = _stored(data, header, body, found, config)
             return stored._replace(expanded_bytes=size)
-
-
-@contextmanager
-def _buffer(out: memoryview | None) -> Iterator[memoryview]:
-    """Return `out`, or new memory whose pages are allocated as they are written."""
-    if out is not None:
-        yield out
-        return
-    # Unlike a bytearray it is not zeroed, and closing it releases the GIL.
-    with mmap.mmap(-1, EXPANDED_BYTES_MAX) as fresh, memoryview(fresh) as space:
-        yield space
 
 
 def _read_header(data: Buffer, config: LogConfig) -> BatchHeader:

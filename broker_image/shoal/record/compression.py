@@ -12,7 +12,9 @@ buffer, and releases the GIL meanwhile.
 
 from __future__ import annotations
 
+import mmap
 import struct
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -91,6 +93,29 @@ def decompress(codec: int, data: Buffer, limit: int = EXPANDED_BYTES_MAX) -> Buf
         case Compression.ZSTD:
             return _expand(cramjam.zstd.decompress_into, "zstd", data, limit)
     raise CorruptBatch(f"no codec has the number {codec}")
+
+
+@contextmanager
+def output_buffer(size: int) -> Iterator[memoryview]:
+    """Yield new memory for `size` bytes, whose pages are allocated as they are written."""
+    # Unlike a bytearray it is not zeroed, and closing it releases the GIL.
+    with mmap.mmap(-1, size) as fresh, memoryview(fresh) as space:
+        yield space
+
+
+@contextmanager
+def expanded(codec: int, data: memoryview, bytes_max: int) -> Iterator[memoryview]:
+    """Yield the decompressed data, in memory that is freed at the end. Holds the GIL for no longer
+    than a moment. Raises `CorruptBatch`, and `OutputFull` past `bytes_max`."""
+    if codec == Compression.NONE:
+        if len(data) > bytes_max:
+            raise OutputFull
+        yield data
+        return
+    with output_buffer(bytes_max) as space:
+        size = decompress_into(codec, data, space)
+        with space[:size] as body:
+            yield body
 
 
 def decompress_into(codec: int, data: Buffer, out: memoryview) -> int:

@@ -72,7 +72,7 @@ def records_body(
     return bytes(decompress(header.compression, raw, bytes_max))
 
 
-def spans(body: bytes, count: int) -> Iterator[Span]:
+def spans(body: Buffer, count: int) -> Iterator[Span]:
     """Iterate over exactly `count` records that fill `body`. Raises `CorruptBatch` otherwise."""
     at = 0
     try:
@@ -323,7 +323,7 @@ _SMALL_VARINTS = [
 ]
 
 
-def _varint(body: bytes, at: int) -> tuple[int, int]:
+def _varint(body: Buffer, at: int) -> tuple[int, int]:
     """Return the zigzag varint at `at` (up to ten bytes), and the position behind it."""
     byte = body[at]
     at += 1

@@ -7,11 +7,13 @@ all parts of a broker, one call after the other, so that a client can occupy onl
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 class RecordWorker:
@@ -34,6 +36,15 @@ class RecordWorker:
                 then()
 
         work.add_done_callback(done)
+
+    def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `call` in the thread, and return its result. A call that does not begin before
+        `close` is cancelled."""
+        if not self._is_closed:
+            return self._loop.run_in_executor(self._executor, call)
+        work: asyncio.Future[T] = self._loop.create_future()
+        work.cancel()
+        return work
 
     def close(self) -> None:
         """Abandon the calls that have not begun."""

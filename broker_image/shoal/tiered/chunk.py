@@ -85,16 +85,11 @@ class ChunkIndex:
         self, read: Callable[[int, int], bytes], timestamp_ms: int, start: int
     ) -> TimestampOffset | None:
         """Return the first record from offset `start` on whose timestamp is at least
-        `timestamp_ms`."""
+        `timestamp_ms`. It reads all headers and may expand a batch, so it runs in a thread."""
         for place, header in self._heads(read, 0):
             if header.max_timestamp < timestamp_ms or header.next_offset <= start:
                 continue
-            found = within(
-                header,
-                lambda: read(place, header.size),  # noqa: B023
-                timestamp_ms,
-                start,
-            )
+            found = within(read(place, header.size), timestamp_ms, start)
             if found is not None:
                 return found
         return None

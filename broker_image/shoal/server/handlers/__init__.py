@@ -172,7 +172,12 @@ HANDLERS: dict[int, Api] = {
     for api in (
         Api(ApiKey.PRODUCE, range(3, 14), produce.handle, produce.refuse, produce_request.read),
         Api(ApiKey.FETCH, range(4, 19), fetch.handle, on=BOTH, on_controllers=raft.fetch),
-        Api(ApiKey.LIST_OFFSETS, range(1, 12), list_offsets.handle),
+        Api(
+            ApiKey.LIST_OFFSETS,
+            range(1, 12),
+            list_offsets.handle,
+            check=list_offsets.refuse_duplicates,
+        ),
         Api(ApiKey.METADATA, range(14), metadata.handle, metadata.refuse),
         Api(ApiKey.OFFSET_COMMIT, range(2, 11), offset_commit.handle, offset_commit.refuse),
         Api(ApiKey.OFFSET_FETCH, range(1, 11), offset_fetch.handle),

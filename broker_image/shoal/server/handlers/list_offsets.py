@@ -2,16 +2,23 @@
 KIP-405, KIP-1005, KIP-1023).
 
 Without tiered storage the earliest local offset is the log start offset. The response is -1 for
-tiered offsets and pending uploads, as in Kafka for a topic without remote storage. With it, a
-search by timestamp may have to wait for the object store, for up to
-`remote.list.offsets.request.timeout.ms` (KIP-1075).
+tiered offsets and pending uploads, as in Kafka for a topic without remote storage.
+
+The partitions of a request are searched by timestamp one after the other, each in turns of its own
+(`replication.timestamp_search`). With tiered storage a search may have to wait for the object
+store, for up to `remote.list.offsets.request.timeout.ms` (KIP-1075). A partition that is named
+twice is refused, as in Kafka, so that the work of a request is bounded by the partitions that
+exist.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from shoal.log.errors import LogOffline
 from shoal.protocol.errors import ErrorCode
@@ -19,7 +26,10 @@ from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import NO_EPOCH, Partition
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
+from shoal.server.network.api import Remainder
+from shoal.server.network.pieces import replace_array
 from shoal.server.network.responses import absence
+from shoal.server.replication.timestamp_search import find_since
 
 if TYPE_CHECKING:
     from shoal.log.log import Log
@@ -42,73 +52,110 @@ NOTHING = (-1, -1, NO_EPOCH)
 #: The replica id of a broker or tool that gets the log end offset, not the high watermark.
 _DEBUGGING_REPLICA = -2
 _Entry = dict[str, Any]
-_Search = Callable[[], Awaitable[dict[str, Any]]]
+_Search = Callable[[], Awaitable[_Entry]]
+
+
+def refuse_duplicates(_: Broker, request: Request) -> Awaitable[Remainder] | None:
+    """Refuse the partitions that a request names twice: name each once, and refuse those in the
+    answer. None if there are none."""
+    named = Counter(
+        (topic.name, asked.partition_index)
+        for topic in request.body.topics
+        for asked in topic.partitions
+    )
+    if len(named) == named.total():
+        return None
+    request.is_in_pieces = True
+    return _name_once(request, {partition for partition, count in named.items() if count > 1})
+
+
+async def _name_once(request: Request, twice: set[tuple[str, int]]) -> Remainder:
+    left, topics = set(twice), []
+    for topic in request.body.topics:
+        kept = []
+        for asked in topic.partitions:
+            partition = (topic.name, asked.partition_index)
+            if partition not in twice or partition in left:
+                kept.append(asked)
+                left.discard(partition)
+        if kept or not topic.partitions:
+            topics.append(replace_array(topic, "partitions", kept))
+
+    def complete(answer: Any) -> Body:
+        for topic in answer["topics"]:
+            for entry in topic["partitions"]:
+                denied = entry["error_code"] is ErrorCode.topic_authorization_failed
+                if (topic["name"], entry["partition_index"]) in twice and not denied:
+                    entry.update(_refusal(ErrorCode.invalid_request))
+        return cast("Body", answer)
+
+    once = replace_array(request.body, "topics", topics)
+    return Remainder(b"", replace(request, body=once), complete)
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    body = request.body
-    committed = getattr(body, "isolation_level", 0) == READ_COMMITTED
     permits = authorization.each(broker, request, ResourceType.TOPIC)
     topics = []
-    remote: list[tuple[_Entry, _Search]] = []
-    for topic in body.topics:
+    searches: list[tuple[_Entry, _Search]] = []
+    for topic in request.body.topics:
         entries: list[_Entry] = []
         for asked in topic.partitions:
             partition = broker.partitions.by_name(topic.name, asked.partition_index)
+            found: _Entry | _Search
             if not permits(topic.name):
-                entry = _refusal(ErrorCode.topic_authorization_failed)
+                found = _refusal(ErrorCode.topic_authorization_failed)
             elif partition is None:
-                entry = _refusal(absence(broker.image, topic.name, None, asked.partition_index)[0])
+                found = _refusal(absence(broker.image, topic.name, None, asked.partition_index)[0])
             else:
-                entry = _entry(partition, asked, request.version, committed, body.replica_id)
-            entries.append({"partition_index": asked.partition_index, **entry})
-            search = entry.get("error_code") is ErrorCode.none and _remote_search(
-                broker, partition, asked.timestamp, committed
-            )
-            if search:
-                remote.append((entries[-1], search))
+                found = _entry(broker, request, partition, asked)
+            entry = {"partition_index": asked.partition_index}
+            entries.append(entry)
+            if isinstance(found, dict):
+                entry |= found
+            else:
+                searches.append((entry, found))
         topics.append({"name": topic.name, "partitions": entries})
-    if not remote:
+    if not searches:
         return {"topics": topics}
-    return asyncio.ensure_future(_complete(broker, {"topics": topics}, remote))
+    request.is_in_pieces = True
+    return asyncio.ensure_future(_complete({"topics": topics}, searches))
 
 
-def _remote_search(
-    broker: Broker, partition: Partition | None, timestamp: int, committed: bool
-) -> _Search | None:
-    """The search of the part of a log that is not on this disk; None if there is none."""
-    tiered = broker.tiered
-    if partition is None or tiered is None or timestamp < 0:
-        return None
-    reader, log = tiered.readers.get(partition.key), partition.log
-    if reader is None or log.local_start_offset == log.log_start_offset:
-        return None
-    limit = partition.last_stable_offset if committed else partition.high_watermark
-
-    async def search() -> _Entry:
-        found = await reader.since(timestamp, limit)
-        return {} if found is None else _success(found)
-
-    return search
-
-
-async def _complete(broker: Broker, body: Body, remote: list[tuple[_Entry, _Search]]) -> Body:
-    """Replace the entries of records that are in the object store."""
-    timeout_ms = broker.image.broker_config["remote.list.offsets.request.timeout.ms"]
-    for entry, search in remote:
+async def _complete(body: Body, searches: list[tuple[_Entry, _Search]]) -> Body:
+    """Complete the entries that need a search."""
+    for entry, search in searches:
+        await asyncio.sleep(0)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                entry.update(await search())
+            entry.update(await search())
         except TimeoutError:
             entry.update(_refusal(ErrorCode.request_timed_out))
-        except OSError:
+        except (OSError, LogOffline, CorruptBatch):
             entry.update(_refusal(ErrorCode.kafka_storage_error))
     return body
 
 
-def _entry(
-    partition: Partition, asked: Any, version: int, committed: bool, replica_id: int
-) -> _Entry:
+async def _search(broker: Broker, partition: Partition, timestamp: int, limit: int) -> _Entry:
+    """Return the entry of a timestamp, or of the largest one. Raises `OSError`, `LogOffline`,
+    `CorruptBatch`, and `TimeoutError` if the object store does not answer."""
+    log, found, bound = partition.log, None, limit
+    if timestamp == MAX_TIMESTAMP:
+        timestamp, bound = log.max_timestamp(), log.log_end_offset
+        if timestamp < 0:
+            return _success(NOTHING)
+    else:
+        reader = None if broker.tiered is None else broker.tiered.readers.get(partition.key)
+        if reader is not None and log.local_start_offset > log.log_start_offset:
+            timeout_ms = broker.image.broker_config["remote.list.offsets.request.timeout.ms"]
+            async with asyncio.timeout(timeout_ms / 1000):
+                found = await reader.since(timestamp, bound)
+    if found is None:
+        found = await find_since(broker.node.record_worker, log, timestamp, bound)
+    return _success(found or NOTHING)
+
+
+def _entry(broker: Broker, request: Request, partition: Partition, asked: Any) -> _Entry | _Search:
+    """Return the entry of a partition, or the search for it."""
+    version, replica_id = request.version, request.body.replica_id
     code = partition.epoch_error(getattr(asked, "current_leader_epoch", NO_EPOCH))
     if code is not None and replica_id != _DEBUGGING_REPLICA:
         return _refusal(code)
@@ -118,14 +165,13 @@ def _entry(
         return _refusal(ErrorCode.leader_not_available if old else ErrorCode.offset_not_available)
     if version < _SINCE.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
         return _refusal(ErrorCode.unsupported_version)
+    committed = getattr(request.body, "isolation_level", 0) == READ_COMMITTED
     limit = partition.last_stable_offset if committed else partition.high_watermark
     if replica_id != -1:
         limit = partition.log.log_end_offset
-    try:
-        found = _found(partition, asked.timestamp, limit)
-    except (OSError, LogOffline, CorruptBatch):
-        return _refusal(ErrorCode.kafka_storage_error)
-    return _success(found)
+    if asked.timestamp >= 0 or asked.timestamp == MAX_TIMESTAMP:
+        return partial(_search, broker, partition, asked.timestamp, limit)
+    return _success(_special(partition, asked.timestamp, limit))
 
 
 def _success(found: tuple[int, int, int]) -> _Entry:
@@ -138,8 +184,8 @@ def _success(found: tuple[int, int, int]) -> _Entry:
     }
 
 
-def _found(partition: Partition, timestamp: int, limit: int) -> tuple[int, int, int]:
-    """The (timestamp, offset, leader epoch) of a requested timestamp, below `limit`."""
+def _special(partition: Partition, timestamp: int, limit: int) -> tuple[int, int, int]:
+    """The (timestamp, offset, leader epoch) of a special timestamp that needs no search."""
     log = partition.log
     match timestamp:
         case -1:
@@ -148,13 +194,9 @@ def _found(partition: Partition, timestamp: int, limit: int) -> tuple[int, int, 
             return (-1, log.log_start_offset, log.epochs.epoch_of(log.log_start_offset))
         case -4:
             return (-1, log.local_start_offset, log.epochs.epoch_of(log.local_start_offset))
-        case -3:
-            return log.max_timestamp_offset() or NOTHING
         case -5:
             return _last_tiered(log)
-        case -6:
-            return _first_pending(log)
-    return log.offset_for_timestamp(timestamp, max_offset=limit) or NOTHING
+    return _first_pending(log)
 
 
 def _last_tiered(log: Log) -> tuple[int, int, int]:

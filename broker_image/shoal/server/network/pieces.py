@@ -109,7 +109,7 @@ def _parts(request: Request, path: Sequence[str]) -> Iterator[tuple[Request, int
     """Yield a request for each piece, and in how many arrays it continues the one before."""
     entries = getattr(request.body, path[0])
     for number, piece in enumerate(cut(entries, path[1:], PIECE_ENTRIES)):
-        body = _replace(request.body, path[0], piece.entries)
+        body = replace_array(request.body, path[0], piece.entries)
         # An attempt that is sent again is cut in the same way.
         own_id = request.id and uuid5(UUID(bytes=request.id), str(number)).bytes
         yield dataclasses.replace(request, body=body, id=own_id), piece.joins
@@ -162,7 +162,7 @@ def cut(entries: Sequence[Any], path: Sequence[str], size: int) -> Iterator[Piec
         parts = cut(inner, path[1:], size - 1)
         for number, part in enumerate(parts):
             joins_part = 1 + part.joins if number else 0
-            yield Piece([_replace(entry, path[0], part.entries)], joins_part)
+            yield Piece([replace_array(entry, path[0], part.entries)], joins_part)
     if piece:
         yield Piece(piece, joins)
 
@@ -179,7 +179,7 @@ def join(whole: list[Any], part: list[Any], path: Sequence[str], joins: int) -> 
     whole += part
 
 
-def _replace(entity: Any, name: str, value: list[Any]) -> Any:
+def replace_array(entity: Any, name: str, value: Sequence[Any]) -> Any:
     """Return an entity of the codec with another array."""
     if isinstance(entity, SimpleNamespace):
         return SimpleNamespace(**{**vars(entity), name: value})

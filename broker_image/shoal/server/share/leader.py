@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acquire
@@ -32,11 +33,12 @@ from shoal.server.share.state_write import Failure, StateWrite, Waiter, client_f
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.selection import Selection
     from shoal.coordinator.share.settings import ShareSettings
+    from shoal.log.search import TimestampOffset
     from shoal.protocol.share import InFlight
     from shoal.replication.partition import Partition
     from shoal.server.share.ports import Cancellable, LeaderPorts
@@ -168,10 +170,38 @@ class ShareLeader:
         if self.partition.lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
             return
-        log, start_offset = self.partition.log, answer["start_offset"]
-        is_new = start_offset == NONE
-        if is_new:
-            start_offset = self._first_offset()
+        if answer["start_offset"] != NONE:
+            self._begin(answer, answer["start_offset"])
+            return
+        policy = self.settings.auto_offset_reset
+        if policy == "earliest":
+            self._begin(answer, self.partition.log.log_start_offset)
+        elif policy == "latest":
+            self._begin(answer, self.partition.high_watermark)
+        else:
+            back_ms = duration_ms(policy.partition(":")[2]) or 0
+            search = self._ports.offset_since(self.partition, max(self.now_ms() - back_ms, 0))
+            search.add_done_callback(partial(self._searched, answer))
+
+    def _searched(
+        self, answer: Mapping[str, Any], search: asyncio.Future[TimestampOffset | None]
+    ) -> None:
+        """Begin at the record that the reset policy has found in the log."""
+        error = None if search.cancelled() else search.exception()
+        if self.phase is not Phase.LOADING or search.cancelled():
+            return
+        if isinstance(error, (OSError, LogOffline, CorruptBatch)):
+            self.drop(Failure(ErrorCode.kafka_storage_error, str(error)))
+            return
+        found = search.result()
+        if self.partition.lost_leadership_since(self._leader_epoch):
+            self.drop(Failure(ErrorCode.not_leader_or_follower))
+            return
+        self._begin(answer, self.partition.high_watermark if found is None else found.offset)
+
+    def _begin(self, answer: Mapping[str, Any], start_offset: int) -> None:
+        """Serve the share partition from its persisted state."""
+        log, is_new = self.partition.log, answer["start_offset"] == NONE
         self.share = SharePartition.load(
             start_offset,
             answer["state_batches"],
@@ -191,20 +221,6 @@ class ShareLeader:
         self.configured()
         self.dead_letters.load()
         self._ports.wake(self.wake_key)
-
-    def _first_offset(self) -> int:
-        """Return where a group starts that never read this partition (share.auto.offset.reset)."""
-        policy, partition = self.settings.auto_offset_reset, self.partition
-        if policy == "earliest":
-            return partition.log.log_start_offset
-        if policy != "latest":
-            back_ms = duration_ms(policy.partition(":")[2]) or 0
-            found = partition.log.offset_for_timestamp(
-                self.now_ms() - back_ms, max_offset=partition.high_watermark
-            )
-            if found is not None:
-                return found[1]
-        return partition.high_watermark
 
     def drop(self, failure: Failure) -> None:
         """Drop the window, and fail all waiters."""

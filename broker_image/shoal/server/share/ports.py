@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.delivery_failure import DeadLetterRange
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.settings import ShareSettings
+    from shoal.log.search import TimestampOffset
+    from shoal.replication.partition import Partition
     from shoal.server.metrics.share_meters import Mean, ShareTopicMeter
     from shoal.server.share.dead_letters import DeadLetterSource
     from shoal.server.share.state_write import StateWrite
@@ -88,6 +90,11 @@ class LeaderPorts(Protocol):
 
     def run_soon(self, call: Callable[[], None]) -> None:
         """Call in a later turn of the loop, with other calls but for a bounded time."""
+
+    def offset_since(
+        self, partition: Partition, timestamp_ms: int
+    ) -> asyncio.Future[TimestampOffset | None]:
+        """The first committed record of a partition that has reached a timestamp."""
 
     def read_aside(self, call: Callable[[], None], then: Callable[[], None]) -> None:
         """Run `call` in a worker thread, and then `then` on the event loop."""

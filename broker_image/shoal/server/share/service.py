@@ -17,6 +17,7 @@ from shoal.metadata.image import ResourceType
 from shoal.protocol.errors import ErrorCode
 from shoal.server.metrics import share as share_metrics
 from shoal.server.metrics import share_meters
+from shoal.server.replication import timestamp_search
 from shoal.server.share.admin import ShareAdmin
 from shoal.server.share.dead_letters import (
     DeadLetterMeter,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
     from uuid import UUID
 
+    from shoal.log.search import TimestampOffset
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition
@@ -171,6 +173,16 @@ class ShareService:
         if meter is None:
             meter = self.topics[topic] = share_meters.ShareTopicMeter()
         return meter
+
+    def offset_since(
+        self, partition: Partition, timestamp_ms: int
+    ) -> asyncio.Future[TimestampOffset | None]:
+        """Return the first committed record of a partition that has reached a timestamp."""
+        return self._node.loop.create_task(
+            timestamp_search.find_since(
+                self._node.record_worker, partition.log, timestamp_ms, partition.high_watermark
+            )
+        )
 
     def wake(self, key: Hashable) -> None:
         """Wake the fetches that wait for a share partition, by its `wake_key`."""

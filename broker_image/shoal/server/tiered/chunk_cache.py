@@ -52,7 +52,8 @@ class CachedChunk:
         return Slice(FileSlice(self.file, found.position, found.size), found.next_offset)
 
     def since(self, timestamp_ms: int, start: int) -> TimestampOffset | None:
-        """Return the first record from offset `start` on with at least that timestamp."""
+        """Return the first record from offset `start` on with at least that timestamp. Runs in a
+        thread. Raises `OSError`, `CorruptBatch`."""
         return self.index.since(self.file.read, timestamp_ms, start)
 
 

@@ -218,7 +218,7 @@ class PartitionReader:
     async def since(self, timestamp_ms: int, limit: int) -> TimestampOffset | None:
         """Return the first record below the local log and `limit` whose timestamp is at least
         `timestamp_ms`. Raises `RemoteUnavailable`."""
-        log = self._log
+        log, worker = self._log, self._downloads.node.record_worker
         for segment in list(self._remote):
             start = log.log_start_offset
             if segment.base_offset >= min(log.bases[0], limit):
@@ -237,7 +237,7 @@ class PartitionReader:
                     await self._downloads.ended(
                         key, partial(self.download_chunk, segment, opened.footer, number)
                     )
-                found = cached.since(timestamp_ms, start)
+                found = await worker.submit(partial(cached.since, timestamp_ms, start))
                 if found is not None:
                     return found if found.offset < limit else None
         return None
