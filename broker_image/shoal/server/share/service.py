@@ -141,7 +141,7 @@ class ShareService:
         partitions.on_removed(self._partition_removed)
         groups.before_deleting(GroupType.SHARE, self.admin.delete_state)
         share_metrics.register(metrics, self)
-        Redrives(partitions, metrics)
+        Redrives(node.record_worker, partitions, metrics)
 
     def _init_meters(self) -> None:
         #: Acknowledged records by type.
