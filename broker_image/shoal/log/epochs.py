@@ -48,7 +48,7 @@ class LeaderEpochs:
 
         This is the rule of OffsetForLeaderEpoch: the newest epoch ends at the log end offset.
         """
-        if epoch < 0 or not self.entries or epoch > self.latest:
+        if epoch == UNDEFINED[0] or not self.entries or epoch > self.latest:
             return UNDEFINED
         if epoch == self.latest:
             return epoch, log_end_offset

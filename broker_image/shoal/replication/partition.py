@@ -534,12 +534,22 @@ class Partition:
         limit = self.last_stable_offset if committed else self.high_watermark
         return self.log.read(offset, max_bytes, max_offset=limit, min_one=min_one)
 
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """Return (epoch, end offset) by OffsetForLeaderEpoch's rule, (-1, -1) if unknown. The epoch
+        of a leader begins at the end of its log, also before its first record."""
+        latest = self.log.epochs.latest
+        is_above = latest == NO_EPOCH or epoch > latest
+        if not self.is_leader or not is_above or epoch == NO_EPOCH or epoch > self.leader_epoch:
+            return self.log.end_offset_for_epoch(epoch)
+        is_own = latest == NO_EPOCH or epoch == self.leader_epoch
+        return (epoch if is_own else latest), self.log.log_end_offset
+
     def divergence(self, *, fetch_offset: int, last_fetched_epoch: int) -> Divergence | None:
         """Return where the log of a follower at that position diverges from this one, or None.
 
         Raises `OffsetOutOfRange` when the epoch is newer or older than all in this log.
         """
-        epoch, end_offset = self.log.end_offset_for_epoch(last_fetched_epoch)
+        epoch, end_offset = self.end_offset_for_epoch(last_fetched_epoch)
         if epoch < 0:
             raise OffsetOutOfRange(fetch_offset, self.log.log_start_offset, self.log.log_end_offset)
         if epoch < last_fetched_epoch or end_offset < fetch_offset:

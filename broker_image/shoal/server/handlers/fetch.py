@@ -336,7 +336,9 @@ class _Fetch:
         if refused is not None:
             return refused
         log, offset = partition.log, cursor.fetch_offset
-        if not log.log_start_offset <= offset <= log.log_end_offset:
+        # Behind the log end, a fetcher that says its epoch learns where its log diverges.
+        is_behind = offset > log.log_end_offset and cursor.last_fetched_epoch < 0
+        if offset < log.log_start_offset or is_behind:
             return _refusal(ErrorCode.offset_out_of_range)
         entry: _Entry = {
             "partition_index": cursor.index,

@@ -44,7 +44,7 @@ def _entry(broker: Broker, topic: str, asked: Any, permitted: bool) -> dict[str,
     else:
         code = partition.epoch_error(asked.current_leader_epoch)
         if code is None:
-            epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+            epoch, end_offset = partition.end_offset_for_epoch(asked.leader_epoch)
     return {
         "error_code": code or ErrorCode.none,
         "partition": asked.partition,

@@ -65,7 +65,8 @@ class Cursor:
         """Set the fields that a request has for this partition."""
         self.fetch_offset: int = requested.fetch_offset
         self.max_bytes: int = requested.partition_max_bytes
-        self.current_leader_epoch: int = getattr(requested, "current_leader_epoch", -1)
+        #: Any negative epoch of a request means that the fetcher knows none.
+        self.current_leader_epoch: int = max(getattr(requested, "current_leader_epoch", -1), -1)
         self.last_fetched_epoch: int = getattr(requested, "last_fetched_epoch", -1)
         #: Only in a follower's request.
         self.log_start_offset: int = getattr(requested, "log_start_offset", -1)
