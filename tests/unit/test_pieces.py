@@ -147,3 +147,25 @@ def has(key: int, version: int, kind: codec.Kind, path: tuple[str, ...]) -> bool
             return False
         layout = field.type
     return True
+
+
+@given(st.lists(st.sampled_from(["short", "x" * 32_767]), min_size=1, max_size=20))
+def test_long_names_count_as_many_entries(names: list[str]) -> None:
+    found = list(pieces.cut([Topic(name, []) for name in names], ["partitions"], 300))
+    assert [topic.name for piece in found for topic in piece.entries] == names
+    for piece in found:
+        assert sum(len(topic.name) for topic in piece.entries) <= 300 * pieces.NAME_CHARS
+    assert [piece.entries for piece in pieces.cut(names, (), 100)] == [
+        part for part in _runs(names) if part
+    ]
+
+
+def _runs(names: list[str]) -> list[list[str]]:
+    """Return runs of short names, and each long one alone, as far as it fills a piece."""
+    runs: list[list[str]] = [[]]
+    for name in names:
+        if len(name) > 100 * pieces.NAME_CHARS:
+            runs += [[name], []]
+        else:
+            runs[-1].append(name)
+    return runs

@@ -1,6 +1,7 @@
 """Handles a request of many entries in pieces, each in a turn of the event loop of its own.
 
-A handler returns at once, so one call for 40,000 names would hold all other clients up for seconds.
+A handler returns at once, so one call for 40,000 names would hold all other clients up for seconds,
+and so would one for 200 names of 32,767 characters.
 `TABLE` lists the APIs whose answer has an entry for each entry of the request. For these, the
 handler is called with a part of the entries at a time, and the answers are joined. Handlers know
 nothing of it. As in Kafka, such entries succeed or fail one by one. A duplicate is refused as one
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
 
     from shoal.server.network.api import Answer, Api, Body, Request
 
-#: Entries of a piece. The slowest handlers take 0.1 ms for each.
+#: Entries of a piece. The slowest handlers take 0.1 ms for each, and CreateTopics twice as long.
 PIECE_ENTRIES = 500
-#: Smaller requests have no more entries than that.
+PIECE_ENTRIES_OF: dict[int, int] = {ApiKey.CREATE_TOPICS: 200}
+#: The characters of a name that count as one more entry: some work grows with them.
+NAME_CHARS = 256
+#: Smaller requests have no more entries than that, and no longer names.
 REQUEST_BYTES_MIN = 1024
+#: Larger requests may have names that are many entries' work.
+REQUEST_BYTES_MAX = PIECE_ENTRIES * NAME_CHARS
 
 #: The path of an array in a request, and of the corresponding one in the response, each from the
 #: outer array to the inner one.
@@ -61,6 +67,7 @@ TABLE: dict[int, tuple[Paths, ...]] = {
     ApiKey.DELETE_TOPICS: (_paths("topics", "responses"), _paths("topic_names", "responses")),
     ApiKey.DELETE_RECORDS: _PARTITIONS,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _PARTITIONS,
+    ApiKey.ADD_PARTITIONS_TO_TXN: (_paths("transactions", "results_by_transaction"),),
     ApiKey.TXN_OFFSET_COMMIT: _PARTITIONS,
     ApiKey.DESCRIBE_CONFIGS: (_paths("resources", "results"),),
     ApiKey.ALTER_CONFIGS: (_paths("resources", "responses"),),
@@ -98,17 +105,20 @@ def handle(api: Api, context: Any, request: Request) -> Answer:
         return api.handle(context, request)
     for path, answer_path in TABLE.get(api.key, ()):
         entries = getattr(request.body, path[0], None)
-        if entries and count_entries(entries, path[1:]) > PIECE_ENTRIES:
+        size = PIECE_ENTRIES_OF.get(api.key, PIECE_ENTRIES)
+        if entries and (
+            request.size > REQUEST_BYTES_MAX or count_entries(entries, path[1:]) > size
+        ):
             request.is_in_pieces = True
-            parts = _parts(request, path)
+            parts = _parts(request, path, size)
             return asyncio.ensure_future(_handle_all(api, context, parts, answer_path))
     return api.handle(context, request)
 
 
-def _parts(request: Request, path: Sequence[str]) -> Iterator[tuple[Request, int]]:
+def _parts(request: Request, path: Sequence[str], size: int) -> Iterator[tuple[Request, int]]:
     """Yield a request for each piece, and in how many arrays it continues the one before."""
     entries = getattr(request.body, path[0])
-    for number, piece in enumerate(cut(entries, path[1:], PIECE_ENTRIES)):
+    for number, piece in enumerate(cut(entries, path[1:], size)):
         body = replace_array(request.body, path[0], piece.entries)
         # An attempt that is sent again is cut in the same way.
         own_id = request.id and uuid5(UUID(bytes=request.id), str(number)).bytes
@@ -151,11 +161,11 @@ def cut(entries: Sequence[Any], path: Sequence[str], size: int) -> Iterator[Piec
     joins, left = 0, size
     for entry in entries:
         inner = (getattr(entry, path[0], None) or ()) if path else ()
-        count = 1 + (count_entries(inner, path[1:]) if inner else 0)
+        count = weigh(entry) + (count_entries(inner, path[1:]) if inner else 0)
         if count > left and piece:
             yield Piece(piece, joins)
             piece, joins, left = [], 0, size
-        if count <= left:
+        if count <= left or not inner:
             piece.append(entry)
             left -= count
             continue
@@ -165,6 +175,16 @@ def cut(entries: Sequence[Any], path: Sequence[str], size: int) -> Iterator[Piec
             yield Piece([replace_array(entry, path[0], part.entries)], joins_part)
     if piece:
         yield Piece(piece, joins)
+
+
+def weigh(entry: Any) -> int:
+    """Return as how many entries one counts without the arrays in it: more than one if it has a
+    long name."""
+    if isinstance(entry, str):
+        return 1 + len(entry) // NAME_CHARS
+    names = getattr(entry, "__dataclass_fields__", None) or getattr(entry, "__dict__", ())
+    texts = (getattr(entry, name) for name in names)
+    return 1 + sum(len(text) // NAME_CHARS for text in texts if isinstance(text, str))
 
 
 def join(whole: list[Any], part: list[Any], path: Sequence[str], joins: int) -> None:
