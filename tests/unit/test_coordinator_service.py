@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -359,5 +361,28 @@ def test_a_class_of_effects_has_one_performer() -> None:
     async def test(coordinators: Coordinators) -> None:
         with pytest.raises(AssertionError):
             coordinators.transactions.on_effect(WriteMarkers, lambda markers: None)
+
+    run(test)
+
+
+def test_a_refused_request_is_freed_at_once() -> None:
+    """With its traceback, the refusal was in a cycle with the reply, so that the memory of many
+    refusals stayed until the collector ran."""
+
+    def refuse(_shard: GroupShard, _now_ms: int, _token: Token) -> Result:
+        raise ApiError(ErrorCode.group_id_not_found)
+
+    async def test(coordinators: Coordinators) -> None:
+        coordinators.lead(TOPIC)
+        await coordinators.groups.submit("g", echo)
+        gc.disable()
+        try:
+            reply = coordinators.groups.submit("g", refuse)
+            assert isinstance(reply.exception(), ApiError)
+            freed = weakref.ref(reply)
+            del reply
+            assert freed() is None
+        finally:
+            gc.enable()
 
     run(test)

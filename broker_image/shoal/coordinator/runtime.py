@@ -236,7 +236,8 @@ class Runtime(Generic[S]):
         try:
             result = decide(owned.shard, now_ms, token)
         except ApiError as refused:
-            self._ports.fail(token, refused)
+            # Its traceback has this frame, and so the token: a cycle that only the collector frees.
+            self._ports.fail(token, refused.with_traceback(None))
             return
         owned.waiting[token] = None
         self._take(partition, owned, result, now_ms)

@@ -41,7 +41,7 @@ def combined(
             try:
                 answer.set_result(combine([_outcome(reply) for reply in replies]))
             except ApiError as refused:
-                answer.set_exception(refused)
+                answer.set_exception(refused.with_traceback(None))
 
     for reply in replies:
         reply.add_done_callback(done)
