@@ -13,12 +13,13 @@ from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol import features
 from shoal.protocol.api import ApiKey
-from shoal.protocol.codec import BODY_SIZE_MAX, ENTRIES_MAX, WHOLE_ENTRIES_MAX, largest_count
+from shoal.protocol.codec import BODY_SIZE_MAX, ENTRIES_MAX, largest_count
 from shoal.protocol.feature_levels import SECURITY_FEATURE
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS, api_versions, describe_share_group_offsets
-from shoal.server.network.pieces import PIECE_ENTRIES
+from shoal.server.handlers.create_topics import TOPICS_MAX
+from shoal.server.network.pieces import PIECE_ENTRIES, PIECE_ENTRIES_OF
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,7 +105,7 @@ def name(key: ApiKey) -> str:
 
 def _limits() -> str:
     """Return the rows of APIs with a lower limit on entries, the largest first."""
-    by_limit: dict[int, list[str]] = {WHOLE_ENTRIES_MAX: ["Produce", "ShareFetch"]}
+    by_limit: dict[int, list[str]] = {}
     for key in HANDLERS:
         if (limit := largest_count(key)) != ENTRIES_MAX:
             by_limit.setdefault(limit, []).append(name(ApiKey(key)))
@@ -139,9 +140,10 @@ partitions, and {BODY_SIZE_MAX >> 20} MiB without records. Kafka has only
 {_limits()}
 
 A larger request closes its connection, with a line in the log. So that other clients do not
-wait, a broker handles {PIECE_ENTRIES} entries of a request at a time. CreateTopics of more topics
-is therefore several changes of the metadata, and the first of two topics with one name may be
-created.
+wait, a broker handles {PIECE_ENTRIES} entries of a request at a time, and fewer if names are long.
+CreateTopics of more than {PIECE_ENTRIES_OF[ApiKey.CREATE_TOPICS]} topics is therefore several
+changes of the metadata, and the first of two topics with one name may be created. More than
+{TOPICS_MAX:,} topics get `POLICY_VIOLATION`; in Kafka more than 5,000 of one partition do.
 
 ## Batches behind a refused one
 

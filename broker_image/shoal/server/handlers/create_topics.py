@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import names
 from shoal.metadata.topics import NewTopic, create_topics
-from shoal.protocol.errors import ErrorCode
+from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import Operation, ResourceType
 from shoal.server.handlers import authorization
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
@@ -23,8 +23,20 @@ _HIDDEN = {
     "replication_factor": -1,
     "configs": [],
 }
+#: An answer has all configs of each topic. Kafka refuses more than 10,000 metadata records at once,
+#: which are 5,000 topics, with the same error.
+TOPICS_MAX = 3_000
 #: The first version with THROTTLING_QUOTA_EXCEEDED (KIP-599).
 STRICT_QUOTA_FROM = 6
+
+
+def admit(_: Broker, request: Request) -> None:
+    """Refuse a request of too many topics as a whole. Raises `ApiError`."""
+    if (count := len(request.body.topics)) > TOPICS_MAX:
+        raise ApiError(
+            ErrorCode.policy_violation,
+            f"A request may create {TOPICS_MAX} topics, and this one has {count}. Send several.",
+        )
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -6,18 +6,20 @@ the first partition of the next page, which may have been deleted since.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata import names
 from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
+from shoal.metadata.names import invalid_topic
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization, authorized_operations
 from shoal.server.handlers.metadata import is_internal
+from shoal.server.network.pieces import PIECE_ENTRIES
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Answer, Body, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -27,17 +29,35 @@ def handle(broker: Broker, request: Request) -> Answer:
             ErrorCode.invalid_request,
             f"DescribeTopicPartitions cursor partition must be valid: {body.cursor}",
         )
+    names = sorted({topic.name for topic in body.topics})
+    if len(names) <= PIECE_ENTRIES:
+        describes = authorization.each(broker, request, ResourceType.TOPIC)
+        return _answer(broker, request, names, set(filter(describes, names or image.topics)))
+    request.is_in_pieces = True
+    return asyncio.ensure_future(_answer_later(broker, request, names))
+
+
+async def _answer_later(broker: Broker, request: Request, names: list[str]) -> Body:
+    """Look at the permissions of many names in turns: a refusal is audited."""
     describes = authorization.each(broker, request, ResourceType.TOPIC)
-    asked = {topic.name for topic in body.topics}
-    wanted = sorted(filter(describes, asked or image.topics))
+    permitted: set[str] = set()
+    for at in range(0, len(names), PIECE_ENTRIES):
+        permitted.update(filter(describes, names[at : at + PIECE_ENTRIES]))
+        await asyncio.sleep(0)
+    return _answer(broker, request, names, permitted)
+
+
+def _answer(broker: Broker, request: Request, names: list[str], permitted: set[str]) -> Body:
+    """Return the page of the requested `names`, or of all topics, that a client may describe."""
+    body, image = request.body, broker.image
     # After the page, as in Kafka, and the same for topics that do not exist.
-    refused = [_unauthorized(name) for name in sorted(asked.difference(wanted))]
+    refused = [_unauthorized(name) for name in names if name not in permitted]
     first_topic, first = "", 0
     if body.cursor is not None:
         first_topic, first = body.cursor.topic_name, body.cursor.partition_index
     limit = image.broker_config["max.request.partition.size.limit"]
     room = max(1, min(body.response_partition_limit, limit))
-    results, cursor = _page(image, wanted, (first_topic, first), room)
+    results, cursor = _page(image, sorted(permitted), (first_topic, first), room)
     for result in results:
         operations = authorized_operations.on_topic(broker, request, result["name"])
         result["topic_authorized_operations"] = operations
@@ -77,7 +97,7 @@ def _unauthorized(name: str) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> dict[str, Any]:
-    invalid = names.invalid_topic(name) is not None
+    invalid = invalid_topic(name) is not None
     return {
         "error_code": (
             ErrorCode.invalid_topic_exception if invalid else ErrorCode.unknown_topic_or_partition

@@ -91,6 +91,7 @@ class _Fetch:
     """A request, the partitions that it waits for, and its response."""
 
     __slots__ = (
+        "_allowed",
         "_base_bytes",
         "_broker",
         "_by_id",
@@ -139,6 +140,8 @@ class _Fetch:
             self._min_bytes = min(self._min_bytes, room)
         #: The changes of permissions that it has seen; None without an authorizer.
         self._generation = broker.access.generation if broker.access.enabled else None
+        #: Whether the client may read a topic, by name, as of that generation.
+        self._allowed: dict[str, bool] = {}
         self._partitions: list[Partition] = []
         self._base_bytes = 0
         self._range_fetch: RangeFetch | None = None
@@ -201,7 +204,12 @@ class _Fetch:
             if topic is None:
                 return True  # The response names no topic.
             name = topic.name
-        return broker.access.allows(self._request, Operation.READ, ResourceType.TOPIC, name)
+        found = self._allowed.get(name)
+        if found is None:
+            found = self._allowed[name] = broker.access.allows(
+                self._request, Operation.READ, ResourceType.TOPIC, name
+            )
+        return found
 
     def _available(self, partition: Partition, cursor: Cursor, limit: int) -> int:
         """The bytes that can be read now, counted up to `min_bytes`. Notes if the store has to be
@@ -234,6 +242,7 @@ class _Fetch:
         """The response once enough is committed, or a partition cannot be read any more."""
         partitions = self._partitions
         if self._generation != (generation := self._broker.access.generation):
+            self._allowed.clear()
             if self._generation is not None and not all(map(self._permits, self._cursors)):
                 return self.read()
             self._generation = generation

@@ -15,6 +15,8 @@ from shoal.server.network.api import Api, Body, Buffer, Request
 
 Buffers = list[Buffer]
 
+#: Bytes of the message of an error.
+MESSAGE_SIZE_MAX = 4096
 #: APIs other than Produce whose handlers encode their bodies. From this version on, such a body
 #: begins with the throttle time.
 _BEGIN_WITH_THROTTLE_TIME: dict[int, int] = {
@@ -69,7 +71,7 @@ class ErrorResponses:
         """
         api = self._table[request.header.api_key]
         if isinstance(error, ApiError):
-            code, message = error.code, error.message
+            code, message = error.code, _shorten(error.message)
         else:
             name = ApiKey(request.header.api_key).name
             self._log.error("a request failed", api=name, exc_info=error)
@@ -80,3 +82,10 @@ class ErrorResponses:
         if not any(f.name == "error_code" for f in codec.struct_of(entity).fields):
             raise WireError(f"{api.key.name} was refused: {message or code.name}")
         return {"error_code": code, "error_message": message}
+
+
+def _shorten(message: str | None) -> str | None:
+    """Return a message that fits into a response. Those that quote a long name may not."""
+    if message is None or len(message) <= MESSAGE_SIZE_MAX // 4:
+        return message
+    return message.encode(errors="replace")[:MESSAGE_SIZE_MAX].decode(errors="ignore")
