@@ -8,21 +8,25 @@ is true. A new fault from outside becomes a new function here.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import struct
+import time
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import permissions
-from large_requests import make_large_requests
+from large_requests import make_large_requests, make_longest_request
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from shoal.server.handlers import HANDLERS
+from shoal.server.cluster_config import Listeners
+from shoal.server.handlers import HANDLERS, create_topics
 from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from servers import ShoalProcess
 
@@ -35,40 +39,53 @@ LEFT_OUT = {ApiKey.UNREGISTER_BROKER}
 
 
 class Target(NamedTuple):
-    """A broker, the address of its listener with logins, and how much of an attack is wanted: 1.0
-    is all of it."""
+    """A broker, the addresses of its listeners with logins and for controllers, and how much of an
+    attack is wanted: 1.0 is all of it."""
 
     broker: ShoalProcess
     logins: str
+    controllers: str
     part: float
 
-    def connect(self, *, refused: bool = False) -> WireClient:
-        """Connect as a super user, or as a client without permissions."""
+    def connect(self, *, refused: bool = False, api: ApiKey = ApiKey.API_VERSIONS) -> WireClient:
+        """Connect as a super user, or as a client without permissions, where an API is served."""
         source = STRANGER if refused else permissions.ADMIN
-        return WireClient(self.broker.bootstrap, timeout_s=PATIENCE_S, source=source)
+        is_of_brokers = Listeners.BROKER in HANDLERS[api].on
+        address = self.broker.bootstrap if is_of_brokers else self.controllers
+        return WireClient(address, timeout_s=PATIENCE_S, source=source)
 
     def count(self, whole: int) -> int:
         return max(1, int(whole * self.part))
 
 
-def send_and_wait(client: WireClient, frame: bytes) -> None:
-    """Send a frame, and wait for the answer, the end of the connection, or too long."""
-    with contextlib.suppress(OSError):
+def send_and_wait(client: WireClient, frame: bytes) -> bool:
+    """Send a frame, and wait for the answer, the end of the connection, or too long. Return whether
+    the connection is still open."""
+    try:
         client.sock.sendall(struct.pack(">i", len(frame)) + frame)
         size = int.from_bytes(client.sock.recv(4, socket.MSG_WAITALL), "big")
         while size > 0 and (data := client.sock.recv(min(size, 1 << 20))):
             size -= len(data)
+            if size == 0:
+                return True
+    except TimeoutError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
-def large_frames(version_of: Callable[[range], int], part: float) -> Iterator[tuple[str, bytes]]:
-    """Yield the largest requests of all APIs in one version each, by name."""
-    for key, api in HANDLERS.items():
-        if key in LEFT_OUT:
-            continue
-        version = version_of(api.versions)
-        entries = int(codec.largest_count(key) * part) - 10
-        for large in make_large_requests(ApiKey(key), version, entries=entries):
-            yield f"{ApiKey(key).name} v{version} {large.path}", large.frame
+def make_largest_frames(api: ApiKey) -> Iterator[tuple[str, bytes]]:
+    """Yield the largest requests of the first and the last version of an API, by name."""
+    versions = HANDLERS[api].versions
+    counts = [codec.largest_count(api) - 10]
+    if api is ApiKey.CREATE_TOPICS:  # It refuses more topics before it looks at them.
+        counts.append(create_topics.TOPICS_MAX + 1)
+    for version in dict.fromkeys((versions[-1], versions[0])):
+        for entries, is_long in itertools.product(counts, (False, True)):
+            for large in make_large_requests(api, version, entries=entries, is_long=is_long):
+                yield f"v{version} {large.path} {entries}{' long' * is_long}", large.frame
+        yield f"v{version} long", make_longest_request(api, version)
 
 
 def send_names_that_nobody_may_use(target: Target) -> None:
@@ -87,18 +104,21 @@ def expand_batches(target: Target) -> None:
     with target.connect() as client:
         with contextlib.suppress(AssertionError):  # It exists.
             client.create_topic(topic)
-        configs = [
-            {"name": name, "config_operation": 0, "value": value}
-            for name, value in (("share.auto.offset.reset", "earliest"), ("share.ordering", "key"))
-        ]
-        resource = {"resource_type": 32, "resource_name": group, "configs": configs}
-        client.call(
-            ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource], "validate_only": False}
-        )
+        configure(client, group, {"share.auto.offset.reset": "earliest", "share.ordering": "key"})
         for number in range(target.count(100)):
             bomb = build_batch([(1, b"%d" % number, bytes(16 << 20), ())], compression="zstd")
             assert client.produce(topic, records=bytes(bomb)).error_code == 0
     consume(target, topic, group)
+
+
+def configure(client: WireClient, group: str, values: Mapping[str, str]) -> None:
+    """Set configs of a group."""
+    configs = [
+        {"name": name, "config_operation": 0, "value": value} for name, value in values.items()
+    ]
+    resource = {"resource_type": 32, "resource_name": group, "configs": configs}
+    body = {"resources": [resource], "validate_only": False}
+    client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body)
 
 
 def consume(target: Target, topic: str, group: str) -> None:
@@ -127,6 +147,54 @@ def consume(target: Target, topic: str, group: str) -> None:
             topics = body["topics"] if epoch == 0 else []
             fields = {**body, "share_session_epoch": epoch, "topics": topics}
             client.call(ApiKey.SHARE_FETCH, 1, fields)
+
+
+@cache
+def timed_bomb() -> bytes:
+    """Return a batch of 100 MB of small records, of which only the last one is half an hour old;
+    the others are an hour old."""
+    hour_ms = 3_600_000
+    then_ms = int(time.time() * 1000) - hour_ms
+    count = 100_000
+    records = [(then_ms, None, bytes(1000), ())] * (count - 1)
+    newest = (then_ms + hour_ms // 2, None, b"", ())
+    return bytes(build_batch([*records, newest], compression="zstd"))
+
+
+def search_by_timestamp(target: Target) -> None:
+    """Search batches that expand far, in many partitions, in one of them many times, and for the
+    start of share groups."""
+    topic, partitions = "timed-bombs", target.count(20)
+    with target.connect() as client:
+        with contextlib.suppress(AssertionError):  # It exists.
+            client.create_topic(topic, 20)
+        for index in range(partitions):
+            produced = client.produce(topic, records=timed_bomb(), partition=index)
+            assert produced.error_code == 0
+        wanted_ms = int(time.time() * 1000) - 45 * 60_000
+        for indexes in (list(range(partitions)), [0] * target.count(10_000)):
+            asked = [{"partition_index": index, "timestamp": wanted_ms} for index in indexes]
+            body = {"replica_id": -1, "topics": [{"name": topic, "partitions": asked}]}
+            client.call(ApiKey.LIST_OFFSETS, 7, body)
+        for number in range(target.count(10)):
+            group = f"timed-{number}"
+            configure(client, group, {"share.auto.offset.reset": "by_duration:PT45M"})
+            consume(target, topic, group)
+
+
+def write_to_the_ledger(target: Target) -> None:
+    """Records in the topic of redrives, which the leader reads for its metrics."""
+    value = b'{"topic":"t","partition":0,"done":"' + bytes(8 << 20) + b'","redriven":{"g":1}}'
+    deep = b'{"redriven":' + b"[" * 100_000
+    with target.connect() as client:
+        with contextlib.suppress(AssertionError):  # It exists.
+            client.create_topic("shoal-redrives", cleanup_policy="compact")
+        for number in range(target.count(100)):
+            records = [(1, b"%d" % number, one, ()) for one in (value, deep)]
+            bomb = bytes(build_batch(records, compression="zstd"))
+            assert client.produce("shoal-redrives", records=bomb).error_code == 0
+    for _ in range(target.count(30)):
+        target.broker.scrape()
 
 
 def produce_bombs(target: Target) -> None:
@@ -211,6 +279,8 @@ def ask_for_health(target: Target) -> None:
 CATALOGUE: tuple[Callable[[Target], None], ...] = (
     send_names_that_nobody_may_use,
     expand_batches,
+    search_by_timestamp,
+    write_to_the_ledger,
     produce_bombs,
     make_up_tokens,
     leave_in_the_middle,

@@ -1,7 +1,8 @@
-"""The largest requests that a broker admits, made from the schemas: arrays full of names.
+"""The largest requests that a broker admits, made from the schemas.
 
-Each API has one for each of its arrays. A new API gets its own without a change here. Names differ,
-so that no cache of a broker answers them, and nothing of that name exists.
+Each API has two for each of its arrays: full of short names, and of the longest ones. An API
+without arrays has one with the longest strings and bytes. A new API gets its own without a change
+here. Names differ, so that no cache of a broker answers them, and nothing of that name exists.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kio.static.constants import EntityType
 from shoal.protocol import codec, compiler, frames
+from shoal.protocol.compiler import STRING_SIZE_MAX
 from shoal.protocol.schema import FIXED, Field, Struct
 
 if TYPE_CHECKING:
@@ -38,23 +40,41 @@ _USUAL: dict[str, Any] = {
     "controller_mutation_rate": 0.0,
     "retention_time_ms": -1,
     "validate_only": True,
+    "resource_pattern_type": 3,
+    "operation": 3,
+    "permission_type": 3,
+    "resource_type_filter": 2,
+    "pattern_type_filter": 3,
+    "pattern_type": 3,
 }
+#: Bytes of the longest values together: no body may be larger than `codec.BODY_SIZE_MAX`.
+BYTES_MAX = 7 << 20
 _WIDE = {"int32", "int64", "uint32"}
 
 
+#: Bytes of the longest name, without its number.
+_LONG = STRING_SIZE_MAX - 10
+
+
 class Large(NamedTuple):
-    """A request that is full of entries of one array. `path` names it."""
+    """A request that is full of entries of one array. `path` names it; it is empty for a request
+    without arrays."""
 
     path: str
     frame: bytes
 
 
 class Filler:
-    """Makes the body of a request with `count` entries in the array at `path`."""
+    """Makes the body of a request with `count` entries in the array at `path`, whose names are as
+    long as possible if `is_long`. Without a `path` all strings and bytes are."""
 
-    def __init__(self, path: tuple[str, ...], count: int) -> None:
+    def __init__(
+        self, path: tuple[str, ...], count: int, *, is_long: bool = False, bytes_max: int = 0
+    ) -> None:
         self._path = path
         self._count = count
+        self._is_long = is_long
+        self._bytes_max = bytes_max
         self._number = 0
 
     def struct(self, layout: Struct, path: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -79,8 +99,15 @@ class Filler:
         kind = field.type
         if isinstance(kind, Struct):
             return None if field.nullable and not field.array else self.struct(kind, path)
+        is_long = self._is_long and path[: len(self._path)] == self._path
+        if is_long and kind == "string":
+            self._number += 1
+            return f"n{self._number}".ljust(_LONG, "x")
+        if is_long and kind in ("bytes", "records"):
+            return bytes(_LONG if self._path else self._bytes_max)
         if field.name in _USUAL and not field.array:
-            return _USUAL[field.name]
+            usual = _USUAL[field.name]
+            return "hostile" if usual is None and not field.nullable else usual
         self._number += 1
         if kind == "string":
             return f"n{self._number}"
@@ -104,7 +131,12 @@ def find_arrays(layout: Struct, path: tuple[str, ...] = ()) -> Iterator[tuple[st
 
 
 def make_large_requests(
-    api: ApiKey, version: int, *, entries: int, size_max: int = codec.BODY_SIZE_MAX
+    api: ApiKey,
+    version: int,
+    *,
+    entries: int,
+    size_max: int = codec.BODY_SIZE_MAX,
+    is_long: bool = False,
 ) -> Iterator[Large]:
     """Yield a request for each array of an API, of about `entries` entries or `size_max` bytes."""
     layout = codec.struct_of(codec.entity(api, version, EntityType.request))
@@ -113,8 +145,19 @@ def make_large_requests(
         # Each entry that holds others counts too, and the arrays beside it are empty.
         count = entries - len(path)
         sample = bytearray()
-        write(sample, Filler(path, 1000).struct(layout))
-        count = min(count, int(size_max / (len(sample) / 1000) * 0.9))
+        sample_count = 10 if is_long else 1000
+        write(sample, Filler(path, sample_count, is_long=is_long).struct(layout))
+        count = min(count, int(size_max / (len(sample) / sample_count) * 0.9))
         frame = bytearray(frames.request_head(api, version, 1, "hostile"))
-        write(frame, Filler(path, count).struct(layout))
+        write(frame, Filler(path, count, is_long=is_long).struct(layout))
         yield Large(".".join(path), bytes(frame))
+
+
+def make_longest_request(api: ApiKey, version: int) -> bytes:
+    """Return a request with empty arrays, and the longest strings and bytes."""
+    layout = codec.struct_of(codec.entity(api, version, EntityType.request))
+    frame = bytearray(frames.request_head(api, version, 1, "hostile"))
+    count = sum(field.type in ("bytes", "records") for field in layout.fields)
+    filler = Filler((), 0, is_long=True, bytes_max=BYTES_MAX // max(count, 1))
+    compiler.writer(layout)(frame, filler.struct(layout))
+    return bytes(frame)

@@ -33,6 +33,7 @@ class QuietClient(threading.Thread):
         super().__init__(daemon=True)
         self._broker = broker
         self._ending = threading.Event()
+        self._asking = threading.Lock()
         self._client = WireClient(broker.bootstrap, source=permissions.ADMIN)
         self.longest_s = self.longest_wall_s = 0.0
         self.answers = 0
@@ -40,8 +41,9 @@ class QuietClient(threading.Thread):
         self.failure: Exception | None = None
 
     def reset(self) -> None:
-        """Forget what was measured."""
-        self.longest_s = self.longest_wall_s = 0.0
+        """Forget what was measured until now, with the request under way."""
+        with self._asking:
+            self.longest_s = self.longest_wall_s = 0.0
 
     def run(self) -> None:
         try:
@@ -52,11 +54,12 @@ class QuietClient(threading.Thread):
     def _run(self) -> None:
         beat_at, epoch = 0.0, 0
         while not self._ending.wait(PAUSE_S):
-            began, began_wall = cpu_s(self._broker), time.monotonic()
-            self._client.call(ApiKey.API_VERSIONS, 0, {})
-            self.longest_s = max(self.longest_s, cpu_s(self._broker) - began)
-            self.longest_wall_s = max(self.longest_wall_s, time.monotonic() - began_wall)
-            self.answers += 1
+            with self._asking:
+                began, began_wall = cpu_s(self._broker), time.monotonic()
+                self._client.call(ApiKey.API_VERSIONS, 0, {})
+                self.longest_s = max(self.longest_s, cpu_s(self._broker) - began)
+                self.longest_wall_s = max(self.longest_wall_s, time.monotonic() - began_wall)
+                self.answers += 1
             if time.monotonic() > beat_at:
                 beat_at = time.monotonic() + HEARTBEAT_S
                 epoch = self._beat(epoch)
