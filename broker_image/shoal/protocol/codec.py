@@ -56,7 +56,7 @@ _ENTRIES_MAX_OF: dict[int, int] = {
     ApiKey.PRODUCE: WHOLE_ENTRIES_MAX,
     ApiKey.SHARE_FETCH: WHOLE_ENTRIES_MAX,
     ApiKey.SHARE_ACKNOWLEDGE: WHOLE_ENTRIES_MAX,
-    ApiKey.FETCH: 20_010,
+    ApiKey.FETCH: 25_000,
     # Their parsers and answers take longer for an entry.
     ApiKey.OFFSET_COMMIT: 25_000,
     ApiKey.ADD_PARTITIONS_TO_TXN: 25_000,

@@ -182,7 +182,8 @@ def weigh(entry: Any) -> int:
     long name."""
     if isinstance(entry, str):
         return 1 + len(entry) // NAME_CHARS
-    names = getattr(entry, "__dataclass_fields__", None) or getattr(entry, "__dict__", ())
+    names: Iterable[str] = getattr(entry, "__dataclass_fields__", ())
+    names = names or getattr(entry, "__dict__", ())
     texts = (getattr(entry, name) for name in names)
     return 1 + sum(len(text) // NAME_CHARS for text in texts if isinstance(text, str))
 
