@@ -5,8 +5,8 @@ metrics are requested, the leader of that topic begins to read what is new, a pi
 thread for large batches. So a request shows what the one before has read, and nothing until all was
 read once: a counter that grows while it is read would look like redrives.
 
-Whoever may write to that topic decides what is in it. So batches and values that no client of ours
-writes are left out, and so are more counts than `COUNTS_MAX`.
+Users with WRITE on that topic decide what is in it. So this leaves out batches and values that no
+client of ours writes, and more counts than `COUNTS_MAX`.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def _is_ours(header: BatchHeader) -> bool:
 
 
 def _counts(value: bytes | None) -> dict[str, int] | None:
-    """Return the redriven letters by group in a record's value; none if it was deleted, None if it
-    is no record of ours."""
+    """Return the redriven letters by group in a record's value; none if it was deleted, None if
+    another client wrote it."""
     if value is None:
         return {}
     begin = value.find(_BEFORE_COUNTS) + len(_BEFORE_COUNTS)
