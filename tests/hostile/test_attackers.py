@@ -1,7 +1,7 @@
 """Attackers one after the other and together, and a quiet client beside them.
 
 The bar: while the quiet client waits for an answer, the broker spends at most `TURN_S` of CPU time
-on all others; its memory returns; nobody is fenced. CPU time does not depend on what else runs on
+on all others; its memory returns; nobody is fenced. CPU time depends little on what else runs on
 the machine. `make hostile` runs everything, `make test` a part of each attack.
 """
 
