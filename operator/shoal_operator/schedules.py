@@ -8,12 +8,12 @@ from zoneinfo import ZoneInfo
 
 from croniter import CroniterError, croniter
 
+from shoal_operator.model import assumed
 from shoal_operator.quantities import duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-UTC = "Etc/UTC"
 SOME_TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -46,7 +46,7 @@ def problem(schedules: Sequence[Mapping[str, Any]]) -> str:
                     "five fields, or never comes. Write it as in `0 8 * * 1-5`."
                 )
         try:
-            ZoneInfo(one.get("timeZone", UTC))
+            _zone(one)
         except (KeyError, ValueError, OSError):
             return (
                 f"{where}.timeZone is {one['timeZone']!r}, which is not a time zone of the IANA "
@@ -55,9 +55,13 @@ def problem(schedules: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
+def _zone(schedule: Mapping[str, Any]) -> ZoneInfo:
+    return ZoneInfo(assumed.fill(schedule, assumed.SCHEDULE)["timeZone"])
+
+
 def is_active(schedule: Mapping[str, Any], now: datetime.datetime) -> bool:
     """Return whether `now`, an aware time, is between a start and the end that follows it."""
-    local = now.astimezone(ZoneInfo(schedule.get("timeZone", UTC)))
+    local = now.astimezone(_zone(schedule))
     # croniter returns times before its argument only, and cron has whole minutes.
     after = local + datetime.timedelta(seconds=1)
     began: datetime.datetime = croniter(schedule["start"], after).get_prev(datetime.datetime)

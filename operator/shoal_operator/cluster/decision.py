@@ -86,7 +86,7 @@ def refusal(
 def _refused_routes(cluster: Manifest, routed: frozenset[str]) -> Verdict | None:
     """Return the verdict on routed listeners that this operator cannot run."""
     for listener in cluster["spec"]["listeners"]:
-        kind, name = listener.get("type", ""), listener["name"]
+        kind, name = listeners.kind(listener), listener["name"]
         if not listeners.is_routed(listener):
             continue
         if kind not in routed:

@@ -40,7 +40,7 @@ class Routes:
         return next(filter(None, found), None)
 
     async def _reconcile(self, cluster: Manifest, kind: str) -> Diagnosis | None:
-        wanted = any(n.get("type") == kind for n in cluster["spec"]["listeners"])
+        wanted = any(listeners.kind(n) == kind for n in cluster["spec"]["listeners"])
         if not wanted and kind in self._none_left:
             return None
         problem = None

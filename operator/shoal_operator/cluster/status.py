@@ -104,7 +104,7 @@ def _listeners(seen: Observation) -> list[Manifest]:
     nodes = pods.node_addresses(seen.pods)
     found = []
     for listener in seen.cluster["spec"]["listeners"]:
-        kind = listener.get("type", listeners.INTERNAL)
+        kind = listeners.kind(listener)
         servers = listeners.bootstrap_servers(seen.cluster, listener)
         if kind != listeners.INTERNAL:
             servers = listeners.external_bootstrap_servers(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator.model import (
+    assumed,
     broker_config,
     listeners,
     names,
@@ -91,7 +92,7 @@ def template(
     """
     has_store = restores or not pool.is_controller
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    over = spec.get("template", {}).get("pod", {})
+    over = assumed.fill(spec.get("template", {}).get("pod", {}), assumed.POD_TEMPLATE)
     annotations = {
         **over.get("annotations", {}),
         names.CONFIG_HASH: broker_config.digest(broker_config.properties(cluster, pool=pool)),
@@ -111,7 +112,7 @@ def template(
         "automountServiceAccountToken": False,
         # The variable SHOAL_…_PORT of a Service named shoal-… would be read as a broker config.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": over.get("terminationGracePeriodSeconds", 60),
+        "terminationGracePeriodSeconds": over["terminationGracePeriodSeconds"],
         "securityContext": over.get("securityContext", _security_context(openshift=openshift)),
         "topologySpreadConstraints": over.get("topologySpreadConstraints")
         or _spread(cluster, pool),

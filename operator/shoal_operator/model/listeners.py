@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal_operator.model import names, node_pools, pod_layout
+from shoal_operator.model import assumed, names, node_pools, pod_layout
 from shoal_operator.model.names import Manifest
 
 INTERNAL, NODE_PORT, INGRESS, TLS_ROUTE = "Internal", "NodePort", "Ingress", "TLSRoute"
@@ -67,8 +67,8 @@ def services(cluster: Mapping[str, Any]) -> list[Service]:
         routed = is_routed(listener)
         for broker in (None, *pod_layout.brokers(cluster)):
             own = given(listener, broker)
-            spec = {
-                "type": "ClusterIP" if routed else listener["type"],
+            spec: Manifest = {
+                "type": "ClusterIP" if routed else kind(listener),
                 "ports": [_port(listener, pod_layout.slot_of(broker or 0), own.get("nodePort"))],
                 "selector": selector if broker is None else selector | _only(cluster, broker),
             }
@@ -162,14 +162,19 @@ def external_bootstrap_servers(
     return ",".join(f"{h}:{port}" for h in ([name] if name else node_addresses))
 
 
+def kind(listener: Mapping[str, Any]) -> str:
+    """Return the type of a listener."""
+    return str(assumed.fill(listener, assumed.LISTENER)["type"])
+
+
 def is_internal(listener: Mapping[str, Any]) -> bool:
     """Return whether a listener serves clients inside the Kubernetes cluster."""
-    return bool(listener.get("type", INTERNAL) == INTERNAL)
+    return kind(listener) == INTERNAL
 
 
 def is_routed(listener: Mapping[str, Any]) -> bool:
     """Return whether clients of a listener come through a proxy that routes by their SNI."""
-    return listener.get("type") in ROUTED
+    return kind(listener) in ROUTED
 
 
 def host(listener: Mapping[str, Any], broker_id: int | None = None) -> str:
@@ -214,7 +219,7 @@ def _address(
     if found is None:
         return None
     port = found["spec"]["ports"][0]
-    if listener["type"] == NODE_PORT:
+    if kind(listener) == NODE_PORT:
         return (listener.get("host", ""), port["nodePort"]) if port.get("nodePort") else None
     for ingress in found.get("status", {}).get("loadBalancer", {}).get("ingress", []):
         name = ingress.get("hostname") or ingress.get("ip")

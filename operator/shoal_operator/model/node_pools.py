@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import names
+from shoal_operator.model import assumed, names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,10 +72,10 @@ def of(cluster: Mapping[str, Any]) -> list[NodePool]:
             name,
             one["name"],
             int(one["firstNodeId"]),
-            int(one.get("replicas", 1)),
-            frozenset(one.get("roles", [BROKER])),
+            int(one["replicas"]),
+            frozenset(one["roles"]),
         )
-        for one in spec.get("nodePools", [])
+        for one in (assumed.fill(row, assumed.NODE_POOL) for row in spec.get("nodePools", []))
     ]
     roles = {BROKER} if any(CONTROLLER in one.roles for one in others) else {BROKER, CONTROLLER}
     own = NodePool(name, "", 0, int(spec.get("replicas", 1)), frozenset(roles))
@@ -159,7 +159,7 @@ def with_replicas(cluster: Mapping[str, Any], counts: Mapping[str, int]) -> name
         spec["replicas"] = counts[""]
     if spec.get("nodePools"):
         spec["nodePools"] = [
-            {**one, "replicas": counts.get(one["name"], one.get("replicas", 1))}
+            {**one, "replicas": counts[one["name"]]} if one["name"] in counts else one
             for one in spec["nodePools"]
         ]
     return {**cluster, "spec": spec}

@@ -38,7 +38,7 @@ _ANSWERS = {"Accepted", "ResolvedRefs"}
 
 def manifests(cluster: Mapping[str, Any], kind: str, api_version: str) -> list[Manifest]:
     """Return the cluster's routes of this kind."""
-    every = [n for n in cluster["spec"]["listeners"] if n.get("type") == kind]
+    every = [n for n in cluster["spec"]["listeners"] if listeners.kind(n) == kind]
     return [
         _route(cluster, listener, broker, api_version)
         for listener in every
@@ -60,13 +60,13 @@ def _route(
     assert host, "the caller has checked listeners.pending()"
     over = listeners.metadata(listener, listeners.given(listener, broker))
     notes, spec = over["annotations"], _tls_route(listener, name, host)
-    if listener["type"] == INGRESS:
+    if listeners.kind(listener) == INGRESS:
         spec = _ingress(listener, name, host)
         if listener.get("class") == NGINX:
             notes = PASSTHROUGH | notes
     return {
         "apiVersion": api_version,
-        "kind": listener["type"],
+        "kind": listeners.kind(listener),
         "metadata": {
             "name": name,
             "namespace": meta["namespace"],

@@ -8,7 +8,7 @@ from shoal.client import redrive, redrive_ledger
 from shoal.security import short_forms
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 
-from shoal_operator.model import listeners, security
+from shoal_operator.model import assumed, listeners, security
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,8 +87,8 @@ def acls(user: Mapping[str, Any]) -> set[Acl]:
 
 
 def _expanded(who: str, entry: Mapping[str, Any]) -> Iterator[Acl]:
-    host = entry.get("host", _ANY)
-    denies = entry.get("permission") == "deny"
+    whole = assumed.fill(entry, assumed.ACL)
+    host, denies = whole["host"], whole["permission"] == "deny"
     permission = Permission.DENY if denies else Permission.ALLOW
 
     def rights(form: short_forms.Form, kind: ResourceType, names: Iterable[str]) -> Iterator[Acl]:
@@ -103,7 +103,7 @@ def _expanded(who: str, entry: Mapping[str, Any]) -> Iterator[Acl]:
     if given := entry.get("resource"):
         kind = _TYPES[given["type"]]
         name = _CLUSTER_NAME if kind is ResourceType.CLUSTER else given.get("name", _ANY)
-        pattern = _PATTERNS[given.get("patternType", "literal")]
+        pattern = _PATTERNS[assumed.fill(given, assumed.ACL_RESOURCE)["patternType"]]
         for operation in entry.get("operations", ()):
             one = Operation[operation.replace("-", "_").upper()]
             yield Acl(kind, name, pattern, who, host, one, permission)

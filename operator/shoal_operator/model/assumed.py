@@ -1,0 +1,30 @@
+"""What the operator assumes for the fields that an item of a list leaves out. Pure.
+
+The schemas have no defaults inside the items of lists: the API server would write them into the
+stored list, and Argo CD, which compares a list of a custom resource as a whole, would call that
+drift for ever. So the stored item is the manifest's, and each reader asks here.
+`spec.template.pod` is the same schema for the cluster and for the items of `nodePools`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal_operator.model.names import Manifest
+
+#: The fields of each kind of item, with the values that their descriptions name.
+LISTENER = MappingProxyType({"type": "Internal"})
+NODE_POOL = MappingProxyType({"replicas": 1, "roles": ("broker",)})
+POD_TEMPLATE = MappingProxyType({"terminationGracePeriodSeconds": 60})
+ACL = MappingProxyType({"permission": "allow", "host": "*"})
+ACL_RESOURCE = MappingProxyType({"patternType": "literal"})
+SCHEDULE = MappingProxyType({"timeZone": "Etc/UTC"})
+
+
+def fill(item: Mapping[str, Any], assumed: Mapping[str, Any]) -> Manifest:
+    """Return an item with the assumed values of the fields that it leaves out."""
+    return {**assumed, **item}

@@ -1,0 +1,136 @@
+"""Fields that the items of a list leave out: the API server writes no default into the list.
+
+Argo CD compares a list of a custom resource as a whole, so such a default would be drift for ever.
+The operator assumes the value in its place, and the description of the field says it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from kube import rendered
+from kube.api_server import CRDS
+from kube.structural import schemas
+from shoal_operator import schedules
+from shoal_operator.model import assumed, cluster, listeners, names, node_pools, users
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Manifest = dict[str, Any]
+#: Where the operator assumes values, as the kind, the path of the item in the spec, and the fields.
+ASSUMED = [
+    ("QueueCluster", "listeners", assumed.LISTENER),
+    ("QueueCluster", "nodePools", assumed.NODE_POOL),
+    ("QueueCluster", "nodePools.template.pod", assumed.POD_TEMPLATE),
+    ("QueueUser", "acls", assumed.ACL),
+    ("QueueUser", "acls.resource", assumed.ACL_RESOURCE),
+    ("ShareConsumer", "scaling.schedules", assumed.SCHEDULE),
+]
+
+
+def defaults_in_items(schema: Mapping[str, Any], path: str, *, within: bool) -> Iterator[str]:
+    """Yield the paths of the defaults at or under a schema that are `within` an item of a list."""
+    if within and "default" in schema:
+        yield path
+    for name, field in schema.get("properties", {}).items():
+        yield from defaults_in_items(field, f"{path}.{name}", within=within)
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            inner = within or key == "items"
+            yield from defaults_in_items(schema[key], f"{path}[]", within=inner)
+
+
+@pytest.mark.parametrize("file", sorted(CRDS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_no_item_of_a_list_has_a_default(file: Any) -> None:
+    for version in yaml.safe_load(file.read_text())["spec"]["versions"]:
+        whole = version["schema"]["openAPIV3Schema"]
+        assert [*defaults_in_items(whole, version["name"], within=False)] == []
+
+
+def fields(kind: str, path: str) -> Manifest:
+    """Return the fields of an item, or of an object in it."""
+    schema = schemas()[names.API_VERSION, kind]["properties"]["spec"]
+    for name in path.split("."):
+        schema = schema["properties"][name]
+        schema = schema.get("items", schema)
+    return dict(schema["properties"])
+
+
+@pytest.mark.parametrize(("kind", "path", "values"), ASSUMED)
+def test_the_description_says_what_the_operator_assumes(
+    kind: str, path: str, values: Mapping[str, Any]
+) -> None:
+    for field, value in values.items():
+        text = f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
+        said = fields(kind, path)[field]["description"]
+        usual = (f"default {text}", f"default `{text}`", f"`{text}`, the default")
+        assert any(one in said for one in usual), f"{path}.{field}: {said}"
+
+
+NOW = datetime.datetime(2026, 6, 1, 9, 30, tzinfo=datetime.UTC)
+LISTENER = {"name": "plain", "port": 9092, "tls": {"enabled": False}}
+POOL = {"name": "large", "firstNodeId": 100}
+ENTRY = {"resource": {"type": "topic", "name": "a"}, "operations": ["read"]}
+SCHEDULE = {"name": "day", "start": "0 9 * * *", "duration": "1h", "minReplicas": 2}
+
+
+def of_cluster(**spec: Any) -> Manifest:
+    found = rendered.clusters()["whole"]
+    return {**found, "spec": {**found["spec"], **spec}}
+
+
+def read_listener(item: Manifest) -> Any:
+    whole = of_cluster(listeners=[item])
+    inside = listeners.is_internal(item), listeners.is_routed(item)
+    return inside, listeners.external(whole), listeners.services(whole)
+
+
+def read_pool(item: Manifest) -> Any:
+    whole = of_cluster(nodePools=[item])
+    return node_pools.of(whole), node_pools.replicas(node_pools.with_replicas(whole, {}))
+
+
+def read_pod(item: Manifest) -> Any:
+    whole = of_cluster(template={"pod": item})
+    made = cluster.manifests(whole, "i:1", rendered.services(whole))
+    return made[-1]["spec"]["template"]
+
+
+def read_entry(item: Manifest) -> Any:
+    spec = {"authentication": {"type": "tls"}, "acls": [item]}
+    return users.acls({"metadata": {"name": "u"}, "spec": spec})
+
+
+def read_schedule(item: Manifest) -> Any:
+    return schedules.problem([item]), schedules.bounds([item], NOW, 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("read", "item", "spelled_out"),
+    [
+        (read_listener, LISTENER, {"type": "Internal"}),
+        (read_pool, POOL, {"replicas": 1, "roles": ["broker"]}),
+        (read_pod, {"labels": {"a": "b"}}, {"terminationGracePeriodSeconds": 60}),
+        (read_entry, ENTRY, {"permission": "allow", "host": "*"}),
+        (read_entry, ENTRY, {"resource": {**ENTRY["resource"], "patternType": "literal"}}),
+        (read_schedule, SCHEDULE, {"timeZone": "Etc/UTC"}),
+    ],
+)
+def test_a_stored_default_and_a_field_left_out_are_the_same(
+    read: Any, item: Manifest, spelled_out: Manifest
+) -> None:
+    """Objects that an earlier release stored have the values, and nothing restarts for them."""
+    assert read(item) == read({**item, **spelled_out})
+
+
+def test_other_values_count() -> None:
+    assert listeners.is_routed({**LISTENER, "type": "Ingress"})
+    assert read_pool({**POOL, "replicas": 3, "roles": ["controller"]}) != read_pool(POOL)
+    assert read_pod({"terminationGracePeriodSeconds": 61}) != read_pod({})
+    assert read_entry({**ENTRY, "permission": "deny"}) != read_entry(ENTRY)
+    assert read_entry({**ENTRY, "host": "10.0.0.1"}) != read_entry(ENTRY)
+    assert read_schedule({**SCHEDULE, "timeZone": "Asia/Tokyo"}) != read_schedule(SCHEDULE)
