@@ -1,5 +1,6 @@
 """Fetches and builds what tests take from other projects (`make java`), so that no test downloads:
-axe-core from npm, promtool and Prometheus from Debian, kstatus and Argo CD's Lua from Go modules.
+axe-core from npm, promtool and Prometheus from Debian; from Go modules kstatus, Argo CD's Lua, and
+what an API server does with custom resources.
 
 `.venv/bin/python tests/downloads.py` names what cannot be had here, whose tests are left out. With
 CI=true it fails then.
@@ -25,6 +26,7 @@ DOWNLOADS: dict[str, Callable[[], object]] = {
     "prometheus": prometheus,
     "kstatus": lambda: program("kstatus"),
     "argocd-lua": lambda: program("argocd-lua"),
+    "custom-resources": lambda: program("custom-resources"),
 }
 
 

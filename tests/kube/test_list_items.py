@@ -1,6 +1,6 @@
 """Fields that the items of a list leave out: the API server writes no default into the list.
 
-Argo CD compares a list of a custom resource as a whole, so such a default would be drift for ever.
+Such a default is a conflict with who applies the list server-side, and drift for ever in Argo CD.
 The operator assumes the value in its place, and the description of the field says it.
 """
 
@@ -74,7 +74,7 @@ def test_the_description_says_what_the_operator_assumes(
 NOW = datetime.datetime(2026, 6, 1, 9, 30, tzinfo=datetime.UTC)
 LISTENER = {"name": "plain", "port": 9092, "tls": {"enabled": False}}
 POOL = {"name": "large", "firstNodeId": 100}
-ENTRY = {"resource": {"type": "topic", "name": "a"}, "operations": ["read"]}
+ENTRY: Manifest = {"resource": {"type": "topic", "name": "a"}, "operations": ["read"]}
 SCHEDULE = {"name": "day", "start": "0 9 * * *", "duration": "1h", "minReplicas": 2}
 
 

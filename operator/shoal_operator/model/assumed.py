@@ -1,8 +1,8 @@
 """What the operator assumes for the fields that an item of a list leaves out. Pure.
 
-The schemas have no defaults inside the items of lists: the API server would write them into the
-stored list, and Argo CD, which compares a list of a custom resource as a whole, would call that
-drift for ever. So the stored item is the manifest's, and each reader asks here.
+The schemas have no defaults inside the items of lists. The API server would write them into the
+stored list, which would then never be the manifest's: a manager that applies the list server-side
+has a conflict, and Argo CD with server-side apply calls it drift for ever. Each reader asks here.
 `spec.template.pod` is the same schema for the cluster and for the items of `nodePools`.
 """
 

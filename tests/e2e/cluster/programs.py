@@ -71,6 +71,7 @@ PROGRAMS = {
     ),
     "kstatus": Program("kstatus", "."),
     "argocd-lua": Program("argocd-lua", "."),
+    "custom-resources": Program("custom-resources", "."),
     "cert-manager": Program("cert-manager", "."),
     "versitygw": Program("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     **{name: Program("flux", f"github.com/fluxcd/{name}") for name in FLUX},
