@@ -40,6 +40,9 @@ Key = tuple[UUID, int]
 #: The id of a fetch without a session, and the epoch of the first fetch of a session.
 NO_SESSION, INITIAL_EPOCH = 0, 0
 _EPOCH_MAX = 2**31 - 1
+#: How many partitions one fetch adds to the session or changes, and how many it removes; the next
+#: one has more. Leaders admit 25,000 entries, and a partition with its topic is two of them.
+PARTITIONS_MAX = 6_000
 #: First back-off after an error. Leader and followers get a new image at slightly other times.
 BACKOFF_MS = 20
 #: Kafka's default of replica.fetch.backoff.ms.
@@ -230,10 +233,36 @@ class ReplicaFetcher:
         if self._under_way or self._waits_for_disk():
             return None
         self._wake(now_ms)
+        looked_at, new, forgotten = self._find_news(now_ms)
+        joining = sum(key not in self._in_session for key, _ in new)
+        if not len(self._in_session) - len(forgotten) + joining:
+            return None
+        if len(forgotten) > PARTITIONS_MAX:
+            # A new session needs to forget none.
+            self._end_session()
+            return self.next_fetch(now_ms)
+        for key in forgotten:
+            del self._in_session[key]
+        for key, position in new:
+            self._in_session[key] = None
+            self._followed[key].session_position = position
+        for key in looked_at:
+            del self._changed[key]
+        self._under_way = True
+        return FetchRequest(self._session_id, self._session_epoch, new, forgotten)
+
+    def _find_news(
+        self, now_ms: int
+    ) -> tuple[list[Key], list[tuple[Key, ReplicaFetch]], list[Key]]:
+        """Return the changed partitions that were looked at, those of them whose positions the
+        leader does not have, and those that leave the session."""
+        looked_at: list[Key] = []
         new: list[tuple[Key, ReplicaFetch]] = []
         forgotten: list[Key] = []
-        joining = 0
         for key in self._changed:
+            if len(new) >= PARTITIONS_MAX:
+                break
+            looked_at.append(key)
             followed = self._followed.get(key)
             known = key in self._in_session
             if followed is None or not self._is_fetchable(followed, now_ms):
@@ -241,19 +270,9 @@ class ReplicaFetcher:
                     forgotten.append(key)
                 continue
             position = followed.partition.position()
-            joining += not known
             if not known or followed.session_position != position:
                 new.append((key, position))
-        if not len(self._in_session) - len(forgotten) + joining:
-            return None
-        for key in forgotten:
-            del self._in_session[key]
-        for key, position in new:
-            self._in_session[key] = None
-            self._followed[key].session_position = position
-        self._changed.clear()
-        self._under_way = True
-        return FetchRequest(self._session_id, self._session_epoch, new, forgotten)
+        return looked_at, new, forgotten
 
     def _waits_for_disk(self) -> bool:
         """Whether a partition waits for its disk. A fetch without it could wait at the leader."""

@@ -58,6 +58,7 @@ DYNAMIC = frozenset(
     remote.log.manager.fetch.max.bytes.per.second remote.log.manager.follower.thread.pool.size
     remote.log.reader.threads replica.alter.log.dirs.io.max.bytes.per.second
     share.coordinator.cached.buffer.max.bytes shoal.log.flush.group.commit
+    shoal.remote.encryption.clear.segments.enable
     transaction.partition.verification.enable unclean.leader.election.enable
     """.split()
 )

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 COMMIT_TIMEOUT_MS = 30_000
 #: The delay before markers are sent again to a broker that did not write them.
 SEND_AGAIN_MS = 50
+#: How many markers one request to another broker has; the others follow it. Brokers admit 10,000
+#: entries, and a partition with its topic is two of them.
+PARTITIONS_MAX = 4_000
 _EPOCH_MAX = 2**15 - 1
 
 
@@ -222,7 +225,8 @@ class TransactionMarkerChannel:
         if (markers, leader_id) in self._in_flight:
             return
         self._in_flight.add((markers, leader_id))
-        sent = asyncio.ensure_future(self._write_remotely(marker, leader_id, partitions))
+        some = partitions[:PARTITIONS_MAX]
+        sent = asyncio.ensure_future(self._write_remotely(marker, leader_id, some))
 
         def answered(done: asyncio.Future[dict[TopicPartition, ErrorCode]]) -> None:
             self._in_flight.discard((markers, leader_id))
