@@ -293,10 +293,9 @@ class TransactionService(CoordinatorService[TransactionShard]):
                 then({p: e for p, e in errors.items() if e})
             elif reply.code is ErrorCode.concurrent_transactions and self._waits(deadline_ms):
                 attempt = partial(self._enlist, writer, partitions, implicit, then, deadline_ms)
-                again_ms = deadline_ms
-                if not self.is_here(writer.transactional_id):
-                    # This broker is not notified of the end of the previous transaction.
-                    again_ms = min(deadline_ms, self._node.clock.now_ms() + ASK_AGAIN_MS)
+                # The previous transaction may have ended between the answer and this turn, and a
+                # coordinator elsewhere does not tell of it.
+                again_ms = min(deadline_ms, self._node.clock.now_ms() + ASK_AGAIN_MS)
                 self._wait(writer.transactional_id, attempt, again_ms)
             else:
                 then(dict.fromkeys(partitions, reply.code))
