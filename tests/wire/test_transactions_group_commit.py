@@ -40,7 +40,7 @@ def test_one_transaction_right_behind_the_other(
                 produce = {
                     "transactional_id": "x",
                     "acks": -1,
-                    "timeout_ms": 10_000,
+                    "timeout_ms": 60_000,
                     "topic_data": [{"name": "t", "partition_data": data}],
                 }
                 client.send(ApiKey.PRODUCE, 12, produce)
