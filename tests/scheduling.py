@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ONE_PROCESS = ("tests/spark", "tests/e2e")
 #: Folders and files that take longest, in the order in which they begin. Attackers come before the
-#: pods of Kubernetes, because they measure the broker's CPU time, which grows a little with load. `make test` prints the
-#: times of its slowest tests.
+#: pods of Kubernetes, because they measure the broker's CPU time, which grows a little with load.
+#: `make test` prints the times of its slowest tests.
 LONGEST = (*ONE_PROCESS, "tests/hostile", "tests/sim", "tests/cluster", "tests/compat")
 
 
