@@ -149,7 +149,7 @@ def warning(
     )
 
 
-def shared(consumer: str, others: Collection[str], group: str) -> tuple[str, str] | None:
+def find_sharing(consumer: str, others: Collection[str], group: str) -> tuple[str, str] | None:
     """Return the reason and message of a ShareGroup that has other ShareConsumers, too."""
     if not others:
         return None
@@ -537,7 +537,7 @@ class Consumers:
             what = "no new Job starts" if "job" in consumer["spec"] else "no consumer runs"
             verdict = Verdict(True, "Paused", f"spec.paused is true: {what}.", paused=True)
         limit = warning(consumer["spec"], group["spec"], decision.ceiling)
-        shares = shared(meta["name"], self._others(consumer), group["metadata"]["name"])
+        shares = find_sharing(meta["name"], self._others(consumer), group["metadata"]["name"])
         verdict = verdict.warned(shares or limit or login.warning)
         await self._statuses.write(consumer, verdict, fields)
         newest = self._store.get(KIND, self._namespace, meta["name"])

@@ -45,7 +45,7 @@ def has_drifted(want: Any, have: Any) -> bool:
     return bool(want != have and str(want) != str(have) and want not in ("", None))
 
 
-def reverted(
+def describe_reverted(
     resource: Mapping[str, Any], changes: Mapping[str, str | None], have: Mapping[str, str]
 ) -> str:
     """Return which of these changes undo what somebody else did to the configs of a resource, as

@@ -158,7 +158,7 @@ class Groups(BatchReconciler):
         for group, change in changes.items():
             errors = refused_configs.get(group, {})
             done = {key: value for key, value in change.items() if key not in errors}
-            if text := drift.reverted(by_id[group], done, have.get(group, {})):
+            if text := drift.describe_reverted(by_id[group], done, have.get(group, {})):
                 await self._kube.event(by_id[group], drift.REVERTED, text)
         warnings |= await self._create_dead_letter_topics(by_id)
         await self._monitor.read(sorted(by_id), of_any_type=True)

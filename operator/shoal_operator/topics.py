@@ -150,7 +150,7 @@ class Topics(BatchReconciler):
             done = {key: v for key, v in actions.config.items() if key not in refused}
             if actions.create or not done:
                 continue
-            if text := drift.reverted(resource, done, have[name].config):
+            if text := drift.describe_reverted(resource, done, have[name].config):
                 await self._kube.event(resource, drift.REVERTED, text)
 
     async def _tell_return(self, resource: Manifest, state: TopicState | None) -> None:

@@ -441,18 +441,18 @@ def test_two_share_consumers_of_a_group_are_warned_about_on_both() -> None:
         shop = Shop(scaleTargetRef=None, deployment=POD)
         shop.add("second", scaleTargetRef=None, deployment=POD)
 
-        async def degraded(name: str) -> str:
+        async def read_degraded(name: str) -> str:
             found = (await shop.look(0, name))["conditions"]
             return next(str(c["reason"]) for c in found if c["type"] == "Degraded")
 
-        assert await degraded("eaters") == await degraded("second") == "ShareGroupShared"
+        assert await read_degraded("eaters") == await read_degraded("second") == "ShareGroupShared"
         events = [e for e in shop.kube.all("Event") if e["reason"] == "ShareGroupShared"]
         about = {e["involvedObject"]["name"]: e["message"] for e in events}
         assert sorted(about) == ["eaters", "second"]
         assert "'eaters' and 'second': each starts consumers for the" in about["eaters"]
         second = shop.kube.objects.pop(("ShareConsumer", "second"))
         shop.store.drop(second)
-        assert await degraded("eaters") == "NotDegraded"
+        assert await read_degraded("eaters") == "NotDegraded"
 
     asyncio.run(scenario())
 
@@ -463,7 +463,7 @@ def test_the_first_share_consumer_hears_of_the_second_and_of_its_end(
     enqueued: list[str] = []
     enqueue = ReconcileLoop.enqueue
 
-    def noted(loop: ReconcileLoop, name: str) -> None:
+    def note_and_enqueue(loop: ReconcileLoop, name: str) -> None:
         enqueued.append(name)
         enqueue(loop, name)
 
@@ -475,22 +475,22 @@ def test_the_first_share_consumer_hears_of_the_second_and_of_its_end(
         settings = Settings("b:1", "s:1", "role", "u", workloads=frozenset(["deployment"]))
         operator = Operator(shop.kube, settings, ("n",))
 
-        def degraded() -> str:
+        def read_degraded() -> str:
             found = shop.kube.find("ShareConsumer", "eaters")["status"]["conditions"]
             return next((str(c["reason"]) for c in found if c["type"] == "Degraded"), "")
 
         try:
             operator.set_leading(True)
-            await eventually_async(lambda: degraded() == "NotDegraded")
+            await eventually_async(lambda: read_degraded() == "NotDegraded")
             shop.add("second", **still)
-            monkeypatch.setattr(ReconcileLoop, "enqueue", noted)
+            monkeypatch.setattr(ReconcileLoop, "enqueue", note_and_enqueue)
             operator.on_update(shop.kube.find("ShareConsumer", "second"))
             assert "eaters" in enqueued
-            await eventually_async(lambda: degraded() == "ShareGroupShared")
+            await eventually_async(lambda: read_degraded() == "ShareGroupShared")
             enqueued.clear()
             operator.on_delete(shop.kube.objects.pop(("ShareConsumer", "second")))
             assert "eaters" in enqueued
-            await eventually_async(lambda: degraded() == "NotDegraded")
+            await eventually_async(lambda: read_degraded() == "NotDegraded")
         finally:
             await operator.close()
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import struct
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cramjam
 import pytest
 from conditions import eventually
 from hostile_requests import Author, framed
+from quiet_clients import cpu_s
 from servers import ShoalProcess
 from shoal.protocol import frames
 from shoal.protocol.api import ApiKey
@@ -23,6 +22,7 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 REQUESTS = 400
 NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -49,12 +49,6 @@ def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
 def connect(broker: ShoalProcess) -> socket.socket:
     host, port = broker.bootstrap.rsplit(":", 1)
     return socket.create_connection((host, int(port)), 30)
-
-
-def cpu_s(broker: ShoalProcess) -> float:
-    """Return the CPU time that the broker has used, in seconds."""
-    fields = Path(f"/proc/{broker.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def serves(broker: ShoalProcess) -> float:

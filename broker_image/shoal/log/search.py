@@ -20,7 +20,7 @@ from shoal.record.batch import (
     CorruptBatch,
     read_header,
 )
-from shoal.record.compression import EXPANDED_BYTES_MAX, OutputFull, expanded
+from shoal.record.compression import EXPANDED_BYTES_MAX, OutputFull, expand
 from shoal.record.records import spans, wrap_int64
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def within(
         return whole
     records = memoryview(batch)[HEADER_SIZE : header.size]
     try:
-        with expanded(header.compression, records, bytes_max) as body:
+        with expand(header.compression, records, bytes_max) as body:
             found = _first(body, header, timestamp_ms, max(start - header.base_offset, 0))
     except CorruptBatch:
         return whole  # The records are malformed under a correct CRC.

@@ -104,7 +104,7 @@ def output_buffer(size: int) -> Iterator[memoryview]:
 
 
 @contextmanager
-def expanded(codec: int, data: memoryview, bytes_max: int) -> Iterator[memoryview]:
+def expand(codec: int, data: memoryview, bytes_max: int) -> Iterator[memoryview]:
     """Yield the decompressed data, in memory that is freed at the end. Holds the GIL for no longer
     than a moment. Raises `CorruptBatch`, and `OutputFull` past `bytes_max`."""
     if codec == Compression.NONE:

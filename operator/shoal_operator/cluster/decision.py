@@ -342,7 +342,7 @@ def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verd
     if isinstance(step, roller.Wait) and step.serving:
         return Verdict(True, "RollWaits", f"{step.reason}.", progressing=True)
     if isinstance(step, roller.Postpone):
-        return Verdict(True, "RollWaits", _postponed(step))
+        return Verdict(True, "RollWaits", _describe_postponed(step))
     found = diagnostics.diagnose_pods(seen.pods, seen.claims, seen.warnings) or disk
     text = f"{step.reason} ({found.message})." if found else f"{step.reason}."
     if isinstance(step, roller.Refuse):
@@ -352,7 +352,7 @@ def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verd
     return _not_ready(seen, text)
 
 
-def _postponed(step: roller.Postpone) -> str:
+def _describe_postponed(step: roller.Postpone) -> str:
     """Return what waits for a maintenance window, for which one, and why."""
     what = "1 pod restarts" if step.pods == 1 else f"{step.pods} pods restart, one after the other,"
     return f"{what} in the maintenance window that begins at {step.begins}: {step.reason}."

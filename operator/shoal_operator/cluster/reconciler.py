@@ -399,7 +399,7 @@ class Clusters:
         # digest keeps it from being recorded twice.
         generation = cluster["metadata"].get("generation")
         digest = broker_config.digest(f"{generation} {sorted(changes)}")
-        undone = drift.reverted(cluster, changes, state.dynamic_config) if state else ""
+        undone = drift.describe_reverted(cluster, changes, state.dynamic_config) if state else ""
         if undone and is_ready(cluster):
             await self._kube.event(cluster, drift.REVERTED, undone)
         elif digest != self._config_event:

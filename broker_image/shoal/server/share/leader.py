@@ -181,9 +181,9 @@ class ShareLeader:
         else:
             back_ms = duration_ms(policy.partition(":")[2]) or 0
             search = self._ports.offset_since(self.partition, max(self.now_ms() - back_ms, 0))
-            search.add_done_callback(partial(self._searched, answer))
+            search.add_done_callback(partial(self._on_searched, answer))
 
-    def _searched(
+    def _on_searched(
         self, answer: Mapping[str, Any], search: asyncio.Future[TimestampOffset | None]
     ) -> None:
         """Begin at the record that the reset policy has found in the log."""
