@@ -1,5 +1,25 @@
-"""`python -m shoal.cli`."""
+"""The command `shoal`, and `python -m shoal.cli`."""
 
-from shoal.cli.main import main
+import os
+import sys
 
-main()
+
+def main() -> None:
+    """Run a broker, or any other command. A broker lives long, so it does without typer."""
+    if sys.argv[1:2] == ["server"]:
+        from shoal.cli import serve
+
+        flags = serve.read_flags(sys.argv[2:], os.environ)
+        if flags is not None:
+            try:
+                serve.serve(flags)
+            except KeyboardInterrupt:
+                sys.exit(130)
+            return
+    from shoal.cli.main import main as run_command
+
+    run_command()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,29 +12,29 @@ import typer
 from shoal.cli import output, prompts
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.resources import (
+    AclResource,
     OperationName,
-    Resource,
     ResourceOptions,
-    principal,
-    row,
-    sentence,
-    word,
+    format_acl,
+    format_word,
+    make_acl_row,
+    parse_principal,
 )
-from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say
-from shoal.client import remedies
+from shoal.client.admin.security_admin import AclFilter
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError
-from shoal.client.security_admin import AclFilter
+from shoal.monitoring import remedies
+from shoal.security.acl_presets import CONSUMER, PRODUCER
 from shoal.security.acls import WILDCARD, Acl, Operation, PatternType, Permission, ResourceType
 from shoal.security.requirements import OPERATIONS
-from shoal.security.short_forms import CONSUMER, PRODUCER
 
 if TYPE_CHECKING:
-    from shoal.security.short_forms import Form
+    from shoal.security.acl_presets import Form
 
 T = TypeVar("T")
-app = new_app("List, add and remove access control entries.")
+app = make_app("List, add and remove access control entries.")
 
 Principals = Annotated[
     list[str] | None,
@@ -47,7 +47,11 @@ Principals = Annotated[
 ]
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--host", metavar="ADDRESS", help="An IP address, or '*' for all."),
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="An IP address, a network such as 10.0.0.0/8, or '*' for all.",
+    ),
 ]
 
 
@@ -86,35 +90,35 @@ class OperationOptions(NamedTuple):
         ),
     ] = False
 
-    def forms(self) -> list[Form]:
+    def get_presets(self) -> list[Form]:
         """Return what the named kinds of clients need."""
         is_consumer = self.consumer or self.share_consumer
         return [PRODUCER] * self.producer + [CONSUMER] * is_consumer
 
-    def on(self, resource: Resource | None) -> list[Operation]:
-        """Return the operations of an entry for a resource. Raises `Failed` for one that it
+    def get_operations(self, resource: AclResource | None) -> list[Operation]:
+        """Return the operations of an entry for a resource. Raises `CommandError` for one that it
         lacks."""
-        found = [name.operation for name in self.operation or ()]
+        operations = [name.operation for name in self.operation or ()]
         if resource is not None:
-            for form in self.forms():
-                found += form.get(resource.type, ())
-            _check_operations(resource, found)
-            if self.forms() and not found:
-                raise Failed(
+            for form in self.get_presets():
+                operations += form.get(resource.type, ())
+            _check_operations(resource, operations)
+            if self.get_presets() and not operations:
+                raise CommandError(
                     f"neither producers nor consumers need an entry for {resource}."
                     " Name an --operation.",
                     USAGE,
                 )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(operations))
 
 
-def _check_operations(resource: Resource, operations: list[Operation]) -> None:
-    known = (Operation.ALL, *OPERATIONS[resource.type])
-    for one in operations:
-        if one not in known:
-            raise Failed(
-                f"{word(one)} is not an operation on {resource}. Use one of"
-                f" {', '.join(map(word, known))}.",
+def _check_operations(resource: AclResource, operations: list[Operation]) -> None:
+    allowed = (Operation.ALL, *OPERATIONS[resource.type])
+    for operation in operations:
+        if operation not in allowed:
+            raise CommandError(
+                f"{format_word(operation)} is not an operation on {resource}. Use one of"
+                f" {', '.join(map(format_word, allowed))}.",
                 USAGE,
             )
 
@@ -122,7 +126,7 @@ def _check_operations(resource: Resource, operations: list[Operation]) -> None:
 @command(app, "list")
 async def list_acls(
     client: Client,
-    named: ResourceOptions,
+    resource_options: ResourceOptions,
     principals: Principals = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -131,27 +135,29 @@ async def list_acls(
     Entries apply to a resource by its name, by a prefix, or by '*'. --prefixed lists only those
     with the given prefix.
     """
-    wanted = named.resources()
-    pattern = PatternType.PREFIXED if named.prefixed else PatternType.MATCH
+    resources = resource_options.make_resources()
+    pattern = PatternType.PREFIXED if resource_options.prefixed else PatternType.MATCH
     filters = [
         AclFilter(
             resource.type if resource else ResourceType.ANY,
             resource.name if resource else None,
-            pattern if resource or named.prefixed else PatternType.ANY,
-            who,
+            pattern if resource or resource_options.prefixed else PatternType.ANY,
+            user,
         )
-        for resource in _or_any(wanted)
-        for who in _or_any(map(principal, principals or ()))
+        for resource in _default_to_any(resources)
+        for user in _default_to_any(map(parse_principal, principals or ()))
     ]
-    found = {acl: None for one in filters for acl in await client.admin.acls.describe(one)}
-    rows = [row(acl) for acl in sorted(found, key=_order)]
-    output.rows(format, rows, empty="No access control entry matches.")
+    acls = {
+        acl: None for acl_filter in filters for acl in await client.admin.acls.describe(acl_filter)
+    }
+    rows = [make_acl_row(acl) for acl in sorted(acls, key=_get_sort_key)]
+    output.print_rows(format, rows, empty="No access control entry matches.")
 
 
 @command(app, "add")
 async def add(
     client: Client,
-    named: ResourceOptions,
+    resource_options: ResourceOptions,
     operations: OperationOptions,
     principals: Principals = None,
     deny: Annotated[bool | None, typer.Option("--deny/--allow", help="Default: --allow.")] = None,
@@ -159,42 +165,44 @@ async def add(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Add entries, such as: shoal acls add -p ann --share-consumer -t orders -g packers."""
-    wanted = named.resources()
+    resources = resource_options.make_resources()
     if not principals:
-        raise Failed("name a user with --principal.", USAGE)
-    if not wanted:
-        raise Failed("name a resource, for example with --topic, --group or --cluster.", USAGE)
-    if not operations.operation and not operations.forms():
-        raise Failed(
+        raise CommandError("name a user with --principal.", USAGE)
+    if not resources:
+        raise CommandError(
+            "name a resource, for example with --topic, --group or --cluster.", USAGE
+        )
+    if not operations.operation and not operations.get_presets():
+        raise CommandError(
             "name an --operation, or use --producer, --consumer or --share-consumer.", USAGE
         )
     acls = [
         Acl(
             resource.type,
             resource.name,
-            PatternType.PREFIXED if named.prefixed else PatternType.LITERAL,
-            principal(who),
-            where,
-            one,
+            PatternType.PREFIXED if resource_options.prefixed else PatternType.LITERAL,
+            parse_principal(user),
+            address,
+            operation,
             Permission.DENY if deny else Permission.ALLOW,
         )
-        for resource, who, where in itertools.product(wanted, principals, host or [WILDCARD])
-        for one in operations.on(resource)
+        for resource, user, address in itertools.product(resources, principals, host or [WILDCARD])
+        for operation in operations.get_operations(resource)
     ]
     results = await client.admin.acls.create(acls)
     added = [acl for acl, error in results.items() if error is None]
-    if format is Format.JSON:
-        output.rows(format, [row(acl) for acl in added])
+    if format is not Format.TABLE:
+        output.print_rows(format, [make_acl_row(acl) for acl in added])
     else:
         for acl in added:
-            say(f"Added: {sentence(acl)}.")
+            say(f"Added: {format_acl(acl)}.")
     _fail_for(error for error in results.values() if error is not None)
 
 
 @command(app, "remove")
 async def remove(
     client: Client,
-    named: ResourceOptions,
+    resource_options: ResourceOptions,
     operations: OperationOptions,
     principals: Principals = None,
     deny: Annotated[
@@ -208,34 +216,38 @@ async def remove(
 
     Names are those of entries: `-t orders` does not remove an entry for the prefix `ord`.
     """
-    wanted = named.resources()
-    if not principals and not wanted:
-        raise Failed("name a user with --principal, or a resource such as --topic.", USAGE)
-    if operations.forms() and not wanted:
-        raise Failed("--producer and --consumer need --topic, --group or the like.", USAGE)
+    resources = resource_options.make_resources()
+    if not principals and not resources:
+        raise CommandError("name a user with --principal, or a resource such as --topic.", USAGE)
+    if operations.get_presets() and not resources:
+        raise CommandError("--producer and --consumer need --topic, --group or the like.", USAGE)
     permission = Permission.ANY
     if deny is not None:
         permission = Permission.DENY if deny else Permission.ALLOW
-    pattern = PatternType.PREFIXED if named.prefixed else PatternType.LITERAL
+    pattern = PatternType.PREFIXED if resource_options.prefixed else PatternType.LITERAL
     filters = [
         AclFilter(
             resource.type if resource else ResourceType.ANY,
             resource.name if resource else None,
-            pattern if resource or named.prefixed else PatternType.ANY,
-            who,
-            where,
-            one,
+            pattern if resource or resource_options.prefixed else PatternType.ANY,
+            user,
+            address,
+            operation,
             permission,
         )
-        for resource, who, where in itertools.product(
-            _or_any(wanted), _or_any(map(principal, principals or ())), _or_any(host or ())
+        for resource, user, address in itertools.product(
+            _default_to_any(resources),
+            _default_to_any(map(parse_principal, principals or ())),
+            _default_to_any(host or ()),
         )
-        for one in operations.on(resource) or [Operation.ANY]
+        for operation in operations.get_operations(resource) or [Operation.ANY]
     ]
     await _confirm(client, filters, yes)
     results = await client.admin.acls.delete(filters)
-    removed = {a: None for found in results.values() if isinstance(found, list) for a in found}
-    _print_removed(sorted(removed, key=_order), format)
+    removed = {
+        a: None for entries in results.values() if isinstance(entries, list) for a in entries
+    }
+    _print_removed(sorted(removed, key=_get_sort_key), format)
     _fail_for(error for error in results.values() if isinstance(error, KafkaError))
 
 
@@ -243,34 +255,36 @@ async def _confirm(client: Client, filters: list[AclFilter], yes: bool) -> None:
     """Show the entries to remove at a terminal, and ask."""
     if yes or not sys.stdin.isatty():
         return
-    found = {acl: None for one in filters for acl in await client.admin.acls.describe(one)}
-    for acl in sorted(found, key=_order):
-        say(f"  {sentence(acl)}", file=sys.stderr)
-    if found:
-        number = f"{len(found)} entries" if len(found) > 1 else "this entry"
+    acls = {
+        acl: None for acl_filter in filters for acl in await client.admin.acls.describe(acl_filter)
+    }
+    for acl in sorted(acls, key=_get_sort_key):
+        say(f"  {format_acl(acl)}", file=sys.stderr)
+    if acls:
+        number = f"{len(acls)} entries" if len(acls) > 1 else "this entry"
         prompts.confirm(f"Remove {number}?")
 
 
 def _print_removed(removed: list[Acl], format: Format) -> None:
-    if format is Format.JSON:
-        output.rows(format, [row(acl) for acl in removed])
+    if format is not Format.TABLE:
+        output.print_rows(format, [make_acl_row(acl) for acl in removed])
         return
     for acl in removed:
-        say(f"Removed: {sentence(acl)}.")
+        say(f"Removed: {format_acl(acl)}.")
     if not removed:
         say("No access control entry matches.")
 
 
-def _order(acl: Acl) -> tuple[object, ...]:
+def _get_sort_key(acl: Acl) -> tuple[object, ...]:
     return acl.principal, acl.resource_type, acl.resource_name, acl[2:]
 
 
-def _or_any(values: Iterable[T]) -> list[T | None]:
+def _default_to_any(values: Iterable[T]) -> list[T | None]:
     """Return the values of a filter; None, which matches everything, without any."""
     return [*values] or [None]
 
 
 def _fail_for(errors: Iterable[KafkaError]) -> None:
-    said = dict.fromkeys(remedies.remedy(error) for error in errors)
-    if said:
-        raise Failed(" ".join(said))
+    sentences = dict.fromkeys(remedies.format_remedy(error) for error in errors)
+    if sentences:
+        raise CommandError(" ".join(sentences))

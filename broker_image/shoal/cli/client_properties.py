@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.cli import profiles
-from shoal.client import config_providers, security, settings
+from shoal.client import config_providers, settings
 from shoal.client.properties import CLIENT_PREFIX
-from shoal.client.settings import Settings, variable
+from shoal.client.security import security
+from shoal.client.settings import Settings, get_variable_name
 
 
-class Cluster(NamedTuple):
+class ClusterOptions(NamedTuple):
     """What names the cluster of a command: addresses, a file of client properties, a profile."""
 
     bootstrap_server: str | None = None
     command_config: Path | None = None
     profile: str | None = None
 
-    def without(self, variables: Collection[str]) -> Cluster:
+    def drop_variables(self, variables: Collection[str]) -> ClusterOptions:
         """Return what applies; `variables` are the fields that environment variables set.
 
         A profile is a whole cluster, so it is never mixed with another source of the same rank:
@@ -52,39 +53,60 @@ class Cluster(NamedTuple):
         return self
 
 
-#: The variables of the fields of `Cluster`.
+#: The variables of the fields of `ClusterOptions`.
 _VARIABLES = {
     "bootstrap_server": "SHOAL_BOOTSTRAP_SERVERS",
     "command_config": "SHOAL_COMMAND_CONFIG",
 }
 
 
-def client_settings(cluster: Cluster, flags: Iterable[str] | None) -> Settings:
-    """Return the settings of a command; see `Settings.of_file`. The profile in use applies if
-    nothing names a cluster. Raises `Failed` for a profile that does not exist.
+def load_client_settings(cluster: ClusterOptions, flags: Iterable[str] | None) -> Settings:
+    """Return the settings of a command; see `Settings.from_file`. If nothing names a cluster, it is
+    that of the `shoal up` of this folder, else the profile in use. Raises `CommandError` for a
+    profile that does not exist.
     """
-    fixed = from_environment(os.environ) | from_flags(flags)
+    fixed = read_environment(os.environ) | parse_flags(flags)
     profile = cluster.profile
     if cluster == (None, None, None):
+        if (of_folder := find_folder_properties(Path.cwd())) is not None:
+            return Settings.from_file(None, of_folder, fixed)
         profile = profiles.load().current
     if profile is None:
-        return Settings.of_file(cluster.bootstrap_server, cluster.command_config, fixed)
+        return Settings.from_file(cluster.bootstrap_server, cluster.command_config, fixed)
     name = profile
-    return Settings.of_properties(cluster.bootstrap_server, lambda: profiles.load()[name] | fixed)
+    return Settings.from_properties(cluster.bootstrap_server, lambda: profiles.load()[name] | fixed)
 
 
-def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def find_folder_properties(folder: Path) -> Path | None:
+    """Return the properties that a running `shoal up` has written in this folder, or in the nearest
+    one above that has any; None without them.
+
+    A file of somebody else, or that others may read or change, could send a command's records to
+    their cluster, and does not count.
+    """
+    for parent in (folder, *folder.parents):
+        file = parent / ".shoal" / "client.properties"
+        try:
+            status = file.lstat()
+        except OSError:
+            continue
+        if status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            return file
+    return None
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the properties among the variables. Raises `ValueError` for an unknown one."""
-    names = {variable(name): name for name in settings.NAMES}
-    found = {}
-    for one in sorted(environment):
-        if one in names:
-            found[names[one]] = environment[one]
-        elif one.startswith(CLIENT_PREFIX) and not _is_for_brokers(one):
-            near = difflib.get_close_matches(one, names, n=1)
+    names = {get_variable_name(name): name for name in settings.NAMES}
+    values = {}
+    for env_name in sorted(environment):
+        if env_name in names:
+            values[names[env_name]] = environment[env_name]
+        elif env_name.startswith(CLIENT_PREFIX) and not _is_for_brokers(env_name):
+            near = difflib.get_close_matches(env_name, names, n=1)
             hint = f". Did you mean {near[0]}?" if near else ""
-            raise ValueError(f"the environment variable {one} names no client property{hint}")
-    return found
+            raise ValueError(f"the environment variable {env_name} names no client property{hint}")
+    return values
 
 
 def _is_for_brokers(variable: str) -> bool:
@@ -94,29 +116,29 @@ def _is_for_brokers(variable: str) -> bool:
 
     if config.SERVICE_LINK.fullmatch(variable.removeprefix(CLIENT_PREFIX)):
         return True
-    return variable in {config.variable(name) for name in BROKER}
+    return variable in {config.to_variable_name(name) for name in BROKER}
 
 
-def from_flags(flags: Iterable[str] | None) -> dict[str, str]:
+def parse_flags(flags: Iterable[str] | None) -> dict[str, str]:
     """Return the properties of `--property`. Raises `ValueError` for a secret."""
-    found = pairs(flags, "--property")
-    for name, value in found.items():
+    values = parse_pairs(flags, "--property")
+    for name, value in values.items():
         if security.has_secret(name, value) and not config_providers.has_references({name: value}):
             raise ValueError(
                 f"--property {name} would show a secret in the list of processes. Set the"
-                f" environment variable {variable(name)}, put the property into a file for"
+                f" environment variable {get_variable_name(name)}, put the property into a file for"
                 f" --command-config, or refer to a file: --property"
                 f" '{name}=${{directory:FOLDER:FILE}}'"
             )
-    return found
+    return values
 
 
-def pairs(given: Iterable[str] | None, option: str) -> dict[str, str]:
+def parse_pairs(words: Iterable[str] | None, option: str) -> dict[str, str]:
     """Parse `NAME=VALUE` words into a dict. Raises `ValueError` with the option's name."""
-    found = {}
-    for word in given or ():
+    values = {}
+    for word in words or ():
         name, sign, value = word.partition("=")
         if not sign or not name.strip():
             raise ValueError(f"{option} must be NAME=VALUE, not {word!r}")
-        found[name.strip()] = value.strip()
-    return found
+        values[name.strip()] = value.strip()
+    return values

@@ -9,21 +9,22 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import local_cluster, output
-from shoal.cli.client_properties import pairs
+from shoal.cli.client_properties import parse_pairs
 from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, command, guarded, new_app, warn
+from shoal.cli.session import USAGE, CommandError, command, make_app, run_guarded, warn
 from shoal.cli.terminal import say
-from shoal.client import cluster_health
-from shoal.client.admin import ClusterDescription
+from shoal.client.admin.admin import ClusterDescription
+from shoal.client.admin.topics import OffsetSpec
 from shoal.client.client import Client
-from shoal.client.cluster import Partition, TopicPartition
 from shoal.client.errors import ClientError, KafkaError, expect
-from shoal.client.topics import OffsetSpec
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.net.metadata import PartitionInfo
+from shoal.monitoring import cluster_health
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 
-app = new_app("Run a test cluster on this machine, or describe any cluster.")
+app = make_app("Run a test cluster on this machine, or describe any cluster.")
 
 Folder = Annotated[
     Path,
@@ -35,10 +36,12 @@ _FOLDER = Path("shoal-cluster")
 _DEBUGGING_REPLICA = -2
 
 
-def _known(folder: Path) -> LocalCluster:
-    cluster = local_cluster.found(folder)
+def _load_cluster(folder: Path) -> LocalCluster:
+    cluster = local_cluster.load_cluster(folder)
     if cluster is None:
-        raise Failed(f"there is no cluster in {folder}. Create one with `shoal cluster start`.")
+        raise CommandError(
+            f"there is no cluster in {folder}. Create one with `shoal cluster start`."
+        )
     return cluster
 
 
@@ -65,28 +68,30 @@ def start(
     """Start a new cluster, or restart a stopped one with its data."""
 
     def run() -> None:
-        cluster = local_cluster.found(dir)
+        cluster = local_cluster.load_cluster(dir)
         if cluster is None:
-            cluster = local_cluster.made(dir, brokers or 3, port, pairs(set_, "--set"))
+            cluster = local_cluster.create_cluster(
+                dir, brokers or 3, port, parse_pairs(set_, "--set")
+            )
         elif brokers is not None and brokers != len(cluster.nodes):
-            raise Failed(
+            raise CommandError(
                 f"the cluster in {dir} has {len(cluster.nodes)} brokers. Omit --brokers, or use"
                 " another --dir for a new cluster."
             )
         if cluster.number_controllers():
             say(f"The controllers move to their own ports: {cluster.quorum}")
-        starting = [node for node in cluster.nodes if not cluster.runs(node)]
+        starting = [node for node in cluster.nodes if not cluster.is_running(node)]
         for node in starting:
             cluster.launch(node)
         try:
             for node in starting:
-                cluster.wait(node)
+                cluster.wait_until_ready(node)
         except KeyboardInterrupt:
             warn(f"the brokers still start. Stop them with `shoal cluster stop --dir {dir}`.")
             raise
         say(f"{len(cluster.nodes)} brokers are running. Bootstrap servers: {cluster.bootstrap}")
 
-    guarded(run)
+    run_guarded(run)
 
 
 @app.command()
@@ -100,12 +105,12 @@ def stop(
     """Stop all brokers and keep their data."""
 
     def run() -> None:
-        cluster = _known(dir)
+        cluster = _load_cluster(dir)
         for sentence in cluster.stop(cluster.nodes, timeout_s=timeout):
             say(sentence)
         say(f"Stopped. The data stays in {cluster.folder}. Restart with `shoal cluster start`.")
 
-    guarded(run)
+    run_guarded(run)
 
 
 @app.command()
@@ -113,20 +118,20 @@ def status(dir: Folder = _FOLDER, format: FormatOption = Format.TABLE) -> None:
     """Show which brokers run."""
 
     def run() -> None:
-        cluster = _known(dir)
-        found = [
+        cluster = _load_cluster(dir)
+        rows = [
             {
                 "broker": node.id,
                 "address": f"127.0.0.1:{node.port}",
-                "state": "running" if cluster.runs(node) else "stopped",
-                "pid": node.pid if cluster.runs(node) else None,
-                "log": str(cluster.log(node)),
+                "state": "running" if cluster.is_running(node) else "stopped",
+                "pid": node.pid if cluster.is_running(node) else None,
+                "log": str(cluster.get_log_path(node)),
             }
             for node in cluster.nodes
         ]
-        output.rows(format, found, expendable=["log", "pid"])
+        output.print_rows(format, rows, expendable=["log", "pid"])
 
-    guarded(run)
+    run_guarded(run)
 
 
 @app.command()
@@ -134,14 +139,16 @@ def kill(id: Id, dir: Folder = _FOLDER) -> None:
     """Kill a broker as a crash would (kill -9)."""
 
     def run() -> None:
-        cluster = _known(dir)
-        node = cluster.node(id)
-        if not cluster.runs(node):
-            raise Failed(f"broker {id} is not running. Start it with `shoal cluster restart {id}`.")
+        cluster = _load_cluster(dir)
+        node = cluster.find_node(id)
+        if not cluster.is_running(node):
+            raise CommandError(
+                f"broker {id} is not running. Start it with `shoal cluster restart {id}`."
+            )
         cluster.kill([node])
         say(f"Killed broker {id}. Restart it with `shoal cluster restart {id}`.")
 
-    guarded(run)
+    run_guarded(run)
 
 
 @app.command()
@@ -149,17 +156,17 @@ def restart(id: Id, dir: Folder = _FOLDER) -> None:
     """Restart a broker, or start it if it is stopped."""
 
     def run() -> None:
-        cluster = _known(dir)
-        node = cluster.node(id)
-        if cluster.runs(node):
+        cluster = _load_cluster(dir)
+        node = cluster.find_node(id)
+        if cluster.is_running(node):
             for sentence in cluster.stop([node]):
                 say(sentence)
         cluster.number_controllers()
         cluster.launch(node)
-        cluster.wait(node)
+        cluster.wait_until_ready(node)
         say(f"Broker {id} is running.")
 
-    guarded(run)
+    run_guarded(run)
 
 
 @command(app, "describe")
@@ -170,7 +177,7 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
     cluster = await client.admin.describe_cluster(fenced=True)
     topics = await client.admin.topics.list(internal=True)
     partitions = [(topic.name, p) for topic in topics.values() for p in topic.partitions]
-    lags = await _lags(client)
+    lags = await _read_metadata_lags(client)
     rows = [
         {
             "broker": broker.node_id,
@@ -184,7 +191,7 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
         }
         for broker in sorted(cluster.brokers, key=lambda b: b.node_id)
     ]
-    behind = await _behind(client, cluster, partitions)
+    replica_lags = await _find_replica_lags(client, cluster, partitions)
     lacking = [
         {
             "topic": name,
@@ -192,14 +199,14 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
             "leader": None if p.leader_id < 0 else p.leader_id,
             "replicas": list(p.replicas),
             "isr": list(p.isr),
-            "lag": behind.get((name, p.index), {}),
+            "lag": replica_lags.get((name, p.index), {}),
             "state": "offline" if p.leader_id < 0 else "under-replicated",
         }
         for name, p in partitions
         if p.leader_id < 0 or len(p.isr) < len(p.replicas)
     ]
-    if format is Format.JSON:
-        whole = [
+    if format is not Format.TABLE:
+        descriptions = [
             {
                 "cluster_id": cluster.cluster_id,
                 "controller": cluster.controller_id,
@@ -208,41 +215,41 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
                 "lacking": lacking,
             }
         ]
-        output.rows(format, whole)
+        output.print_rows(format, descriptions)
         return
     say(f"Cluster {cluster.cluster_id}, controller {cluster.controller_id}")
-    output.rows(format, rows, expendable=["rack", "leads", "replicas", "in_sync"])
+    output.print_rows(format, rows, expendable=["rack", "leads", "replicas", "in_sync"])
     say(
         f"\n{len(partitions)} partitions, {sum(r['state'] == 'offline' for r in lacking)} offline,"
         f" {sum(r['state'] != 'offline' for r in lacking)} under-replicated"
     )
     if lacking:
-        output.rows(format, [_shown(row) for row in lacking])
+        output.print_rows(format, [_format_lists(row) for row in lacking])
 
 
 @command(app, "health")
 async def health(client: Client, format: FormatOption = Format.TABLE) -> None:
     """Show whether the cluster serves all that it should. The exit code is 1 if it does not."""
-    found = await cluster_health.examine(client)
-    problems = found.problems
-    if format is Format.JSON:
-        output.rows(format, [{"healthy": not problems, **found._asdict()}])
+    report = await cluster_health.examine(client)
+    problems = report.problems
+    if format is not Format.TABLE:
+        output.print_rows(format, [{"healthy": not problems, **report._asdict()}])
     else:
-        leader = found.controller if found.controller >= 0 else "none"
+        leader = report.controller if report.controller >= 0 else "none"
         say(
             f"{'Not healthy' if problems else 'Healthy'}: controller {leader},"
-            f" {found.brokers} brokers, {found.partitions} partitions"
+            f" {report.brokers} brokers, {report.partitions} partitions"
         )
     if problems:
-        raise Failed(" ".join(problems))
+        raise CommandError(" ".join(problems))
 
 
 @command(app, "features")
 async def features(client: Client, format: FormatOption = Format.TABLE) -> None:
     """List the finalized features of the cluster, such as share.version, and their levels."""
-    found = await client.admin.features()
-    rows = [{"feature": name, "level": level} for name, level in sorted(found.items())]
-    output.rows(format, rows, empty="The cluster has no finalized features.")
+    levels = await client.admin.features()
+    rows = [{"feature": name, "level": level} for name, level in sorted(levels.items())]
+    output.print_rows(format, rows, empty="The cluster has no finalized features.")
 
 
 @command(app, "elect-leaders")
@@ -261,31 +268,35 @@ async def elect_leaders(
     ] = False,
 ) -> None:
     """Let the preferred replicas lead their partitions again, the first ones in their lists."""
-    wanted = None
+    partitions = None
     if unclean and not topics:
-        raise Failed("--unclean may lose records, so it needs the names of topics.", USAGE)
+        raise CommandError("--unclean may lose records, so it needs the names of topics.", USAGE)
     if topics:
-        known = expect(await client.admin.topics.describe(topics))
-        wanted = [TopicPartition(name, p.index) for name in topics for p in known[name].partitions]
-    done = await client.admin.elect_leaders(wanted, unclean=unclean)
+        descriptions = expect(await client.admin.topics.describe(topics))
+        partitions = [
+            TopicPartition(name, p.index) for name in topics for p in descriptions[name].partitions
+        ]
+    results = await client.admin.elect_leaders(partitions, unclean=unclean)
     errors = {
-        where: error
-        for where, error in done.items()
+        partition: error
+        for partition, error in results.items()
         if error and error.code != ErrorCode.election_not_needed
     }
-    elected = sum(error is None for error in done.values())
+    elected = sum(error is None for error in results.values())
     say(f"{elected} partitions have another leader.")
     if errors:
-        raise Failed(" ".join(f"{where}: {error}." for where, error in sorted(errors.items())))
+        raise CommandError(
+            " ".join(f"{partition}: {error}." for partition, error in sorted(errors.items()))
+        )
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _format_lists(row: dict[str, Any]) -> dict[str, Any]:
     lists = {name: ",".join(map(str, row[name])) for name in ("replicas", "isr")}
     return row | lists | {"lag": ",".join(f"{id}:{lag}" for id, lag in row["lag"].items())}
 
 
-async def _behind(
-    client: Client, cluster: ClusterDescription, partitions: list[tuple[str, Partition]]
+async def _find_replica_lags(
+    client: Client, cluster: ClusterDescription, partitions: list[tuple[str, PartitionInfo]]
 ) -> dict[tuple[str, int], dict[int, int]]:
     """Return the lag in records of out-of-sync replicas on running brokers, by partition and
     broker.
@@ -300,7 +311,7 @@ async def _behind(
     for node in sorted(running & {id for p in lacking.values() for id in p.replicas}):
         keys = [key for key, p in lacking.items() if node in p.replicas]
         with contextlib.suppress(ClientError):
-            ends[node] = await _ends(client, node, keys)
+            ends[node] = await _read_end_offsets(client, node, keys)
     return {
         key: {
             id: max(0, ends[p.leader_id][key] - ends[id][key])
@@ -311,7 +322,7 @@ async def _behind(
     }
 
 
-async def _ends(
+async def _read_end_offsets(
     client: Client, node: int, keys: list[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
     """Return the end offsets of a broker's logs."""
@@ -332,7 +343,7 @@ async def _ends(
     }
 
 
-async def _lags(client: Client) -> dict[int, int]:
+async def _read_metadata_lags(client: Client) -> dict[int, int]:
     """Return each node's lag in metadata records."""
     try:
         quorum = await client.admin.describe_quorum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ import typer
 
 from shoal.cli import side_console
 from shoal.cli.groups import Metrics
-from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say
 from shoal.client.client import Client
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from shoal.console.masks import Masks
     from shoal.console.prometheus import PrometheusSettings
     from shoal.console.registries import RegistrySettings
-    from shoal.console.security import Access, Login
+    from shoal.console.security import ConsoleAccess, ConsoleLogin
 
-app = new_app("Serve a web page that shows the queues of a cluster.")
+app = make_app("Serve a web page that shows the queues of a cluster.")
 
 #: A page reports an unreachable broker soon, and the next sample tries again.
 _RETRY_TIMEOUT_MS, _REQUEST_TIMEOUT_MS, _CONNECT_TIMEOUT_MS = 5_000, 10_000, 3_000
@@ -198,11 +199,11 @@ async def console(
 
     It sees what the user of the connection may see; --command-config and --property set that user.
     """
-    if lacking := side_console.missing():
-        raise Failed(lacking, USAGE)
+    if lacking := side_console.describe_missing():
+        raise CommandError(lacking, USAGE)
     from shoal.console.app import serving
 
-    access = _access(listen, page)
+    access = _build_access(listen, page)
     logging.basicConfig(format="shoal console: %(message)s", level=logging.WARNING)
     _write_audit_lines()
     settings = replace(
@@ -219,15 +220,20 @@ async def console(
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
     context = None
     if page.certificate is not None:
-        context = _context(page.certificate, page.key, page.client_ca)
+        context = _make_context(page.certificate, page.key, page.client_ca)
     served = serving(settings, access, metrics=metrics, interval_s=interval, ssl_context=context)
     try:
         async with served as url:
+            # What was made until now stays: otherwise each collection takes 0.1 s to look at it.
+            gc.collect()
+            gc.freeze()
             say(f"The console is at {url}. Ctrl-C or SIGTERM stops it.", flush=True)
             await ended.wait()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
-        raise Failed(f"cannot listen on {listen}: {reason}. Choose another --listen.") from None
+        raise CommandError(
+            f"cannot listen on {listen}: {reason}. Choose another --listen."
+        ) from None
 
 
 def _write_audit_lines() -> None:
@@ -241,40 +247,41 @@ def _write_audit_lines() -> None:
     audit_log.propagate = False
 
 
-def _access(listen: str, page: PageOptions) -> Access:
-    """Return who may reach the page. Raises `Failed`."""
+def _build_access(listen: str, page: PageOptions) -> ConsoleAccess:
+    """Return who may reach the page. Raises `CommandError`."""
     from shoal.console import security
+    from shoal.console.login_files import InvalidAccess
     from shoal.console.providers import parse_url
 
     try:
         host, port = security.parse_address(listen)
-        users = security.parse_users(_text(page.login), str(page.login)) if page.login else {}
+        users = security.parse_users(_read_text(page.login), str(page.login)) if page.login else {}
         url = parse_url(page.url) if page.url else ""
-        access = security.Access(
+        access = security.ConsoleAccess(
             host,
             port,
             page.certificate is not None,
             users,
             page.allow_actions,
-            _masks(page),
-            _login(page, url),
+            _load_masks(page),
+            _build_login(page, url),
             url,
-            _registry(page),
-            _kubernetes(page),
-            _prometheus(page),
+            _build_registry(page),
+            _build_kubernetes(page),
+            _build_prometheus(page),
         )
         access.check(insecure=page.insecure)
-    except security.InvalidAccess as error:
-        raise Failed(f"{error}.", USAGE) from None
+    except InvalidAccess as error:
+        raise CommandError(f"{error}.", USAGE) from None
     return access
 
 
-def _login(page: PageOptions, url: str) -> Login | None:
+def _build_login(page: PageOptions, url: str) -> ConsoleLogin | None:
     """Return the login that is not by password, if there is one. Raises `InvalidAccess`."""
     from shoal.console import logins
+    from shoal.console.login_files import InvalidAccess
     from shoal.console.openid import OpenIdLogin
     from shoal.console.providers import parse_openid
-    from shoal.console.security import InvalidAccess
 
     ways = {
         "--login": page.login,
@@ -282,13 +289,13 @@ def _login(page: PageOptions, url: str) -> Login | None:
         "--proxy-user-header": page.proxy_user_header,
         "--client-ca": page.client_ca,
     }
-    given = [name for name, value in ways.items() if value]
-    if len(given) > 1:
-        raise InvalidAccess(f"{' and '.join(given)} are different logins. Choose one")
+    chosen = [name for name, value in ways.items() if value]
+    if len(chosen) > 1:
+        raise InvalidAccess(f"{' and '.join(chosen)} are different logins. Choose one")
     if not page.proxy_user_header and (page.proxy_token_header or page.trusted_proxy):
         raise InvalidAccess("--proxy-token-header and --trusted-proxy need --proxy-user-header")
     if page.openid:
-        return OpenIdLogin(parse_openid(_text(page.openid), str(page.openid), url))
+        return OpenIdLogin(parse_openid(_read_text(page.openid), str(page.openid), url))
     if page.proxy_user_header:
         trusted = logins.parse_networks(page.trusted_proxy or [])
         return logins.ProxyLogin(page.proxy_user_header, trusted, page.proxy_token_header or "")
@@ -299,21 +306,21 @@ def _login(page: PageOptions, url: str) -> Login | None:
     return None
 
 
-def _registry(page: PageOptions) -> RegistrySettings | None:
+def _build_registry(page: PageOptions) -> RegistrySettings | None:
     """Return the schema registry, if there is one. Raises `InvalidAccess`."""
     from shoal.console.registries import parse_registry
 
     if page.schema_registry is None:
         return None
-    login = _text(page.schema_registry_login) if page.schema_registry_login else ""
+    login = _read_text(page.schema_registry_login) if page.schema_registry_login else ""
     ca = str(page.schema_registry_ca) if page.schema_registry_ca else ""
     return parse_registry(page.schema_registry, login, ca)
 
 
-def _prometheus(page: PageOptions) -> PrometheusSettings | None:
+def _build_prometheus(page: PageOptions) -> PrometheusSettings | None:
     """Return the Prometheus with the history, if there is one. Raises `InvalidAccess`."""
+    from shoal.console.login_files import InvalidAccess
     from shoal.console.prometheus import parse_prometheus
-    from shoal.console.security import InvalidAccess
 
     if page.prometheus_url is None:
         more = {
@@ -322,36 +329,38 @@ def _prometheus(page: PageOptions) -> PrometheusSettings | None:
             "--prometheus-token": page.prometheus_token,
             "--prometheus-ca": page.prometheus_ca,
         }
-        if given := [name for name, value in more.items() if value]:
-            raise InvalidAccess(f"{given[0]} needs --prometheus-url")
+        if options := [name for name, value in more.items() if value]:
+            raise InvalidAccess(f"{options[0]} needs --prometheus-url")
         return None
-    login = _text(page.prometheus_login) if page.prometheus_login else ""
+    login = _read_text(page.prometheus_login) if page.prometheus_login else ""
     if page.prometheus_token:
-        _text(page.prometheus_token)
+        _read_text(page.prometheus_token)
     ca = str(page.prometheus_ca) if page.prometheus_ca else ""
     return parse_prometheus(
         page.prometheus_url, page.prometheus_labels, login, page.prometheus_token, ca
     )
 
 
-def _kubernetes(page: PageOptions) -> KubernetesSettings | None:
+def _build_kubernetes(page: PageOptions) -> KubernetesSettings | None:
     """Return the API server, if the page shows it. Raises `InvalidAccess`."""
-    from shoal.console.kubernetes import in_pod
+    from shoal.console.kubernetes import make_pod_settings
 
-    return in_pod(os.environ, page.kubernetes_namespace or []) if page.kubernetes else None
+    return (
+        make_pod_settings(os.environ, page.kubernetes_namespace or []) if page.kubernetes else None
+    )
 
 
-def _text(path: Path) -> str:
-    """Return the text of a file. Raises `Failed`."""
+def _read_text(path: Path) -> str:
+    """Return the text of a file. Raises `CommandError`."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise Failed(f"cannot read {path}: {reason}.", USAGE) from None
+        raise CommandError(f"cannot read {path}: {reason}.", USAGE) from None
 
 
-def _masks(page: PageOptions) -> Masks:
-    """Return what is masked. Raises `Failed`."""
+def _load_masks(page: PageOptions) -> Masks:
+    """Return what is masked. Raises `CommandError`."""
     from shoal.console import masks
 
     if page.no_payloads:
@@ -359,31 +368,31 @@ def _masks(page: PageOptions) -> Masks:
     if page.mask is None:
         return masks.NO_MASKS
     try:
-        return masks.parse_masks(_text(page.mask), str(page.mask))
+        return masks.parse_masks(_read_text(page.mask), str(page.mask))
     except masks.InvalidMasks as error:
-        raise Failed(f"{error}.", USAGE) from None
+        raise CommandError(f"{error}.", USAGE) from None
 
 
-def _context(certificate: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
+def _make_context(certificate: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise Failed(
+        raise CommandError(
             f"cannot use {certificate}: {reason}. It must be a PEM file with the certificate chain"
             " and its key, or with --key for the key, without a password.",
             USAGE,
         ) from None
     if client_ca is not None:
-        from shoal.console.logins import server_context
+        from shoal.console.logins import request_client_certs
 
         try:
-            server_context(context, str(client_ca))
+            request_client_certs(context, str(client_ca))
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise Failed(
+            raise CommandError(
                 f"cannot use {client_ca}: {reason}. It must be a PEM file with the certificates of"
                 " authorities.",
                 USAGE,

@@ -10,21 +10,26 @@ from typing import Annotated
 import typer
 
 from shoal.cli import output, timestamps
-from shoal.cli.records import AnyRecord, RecordFormat, printer
-from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.group_names import check_group
+from shoal.cli.records import AnyRecord, RecordFormat, make_printer
+from shoal.cli.session import USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say
-from shoal.client import lag, skipped_records
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import GroupConsumer, Reader, Reset, starts
+from shoal.client.consume.consumer import GroupConsumer, Reader
+from shoal.client.consume.fetcher import Isolation
+from shoal.client.consume.start_offsets import Reset, find_start_offsets
 from shoal.client.errors import ClientError, KafkaError, expect
-from shoal.client.fetcher import Isolation
-from shoal.client.membership import FENCED
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.net.membership import FENCED
+from shoal.client.queues import lag, skipped_records
 from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
 
-app = new_app("Read records, by offset or in a consumer group.")
+app = make_app("Read records, by offset or in a consumer group.")
 
 POLL_MS = 500
+GroupName = Annotated[
+    str | None, typer.Option("--group", "-g", help="Join this consumer group and commit offsets.")
+]
 #: The key ranges that a group assigns to its member.
 ASSIGNED = "assigned"
 _NOT_IN_A_GROUP = (
@@ -38,10 +43,7 @@ _NOT_IN_A_GROUP = (
 async def consume(
     client: Client,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Topics to read.")],
-    group: Annotated[
-        str | None,
-        typer.Option("--group", "-g", help="Join this consumer group and commit offsets."),
-    ] = None,
+    group: GroupName = None,
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="Start at the oldest record.")
     ] = False,
@@ -80,31 +82,32 @@ async def consume(
     format: RecordFormat = "text",
 ) -> None:
     """Print records as they arrive, by default only new ones."""
-    show = printer(format)
-    stop = Stop(max_messages, timeout)
+    show = make_printer(format)
+    stop = StopCondition(max_messages, timeout)
     isolation = Isolation(int(read_committed))
     if sum([from_beginning, offset is not None, timestamp is not None]) > 1:
-        raise Failed("use only one of --from-beginning, --offset and --timestamp.", USAGE)
+        raise CommandError("use only one of --from-beginning, --offset and --timestamp.", USAGE)
     reset = Reset.EARLIEST if from_beginning else Reset.LATEST
     if group is not None:
+        check_group(group)
         chosen = key_ranges not in (None, ASSIGNED)
         if partition or offset is not None or timestamp is not None or exit_at_end or chosen:
-            raise Failed(_NOT_IN_A_GROUP, USAGE)
-        every = await _partitions(client, topics, None)
-        await _warn_of_skipped_records(client, group, every, reset)
+            raise CommandError(_NOT_IN_A_GROUP, USAGE)
+        all_partitions = await _find_partitions(client, topics, None)
+        await _warn_of_skipped_records(client, group, all_partitions, reset)
         shares = key_ranges == ASSIGNED
         async with await GroupConsumer.join(
             client.cluster, group, topics, reset=reset, isolation=isolation, key_ranges=shares
         ) as consumer:
-            await _in_group(consumer, show, stop)
+            await _consume_in_group(consumer, show, stop)
         return
-    where = await _partitions(client, topics, partition)
-    positions = await _positions(client, where, reset, offset, timestamp)
+    partitions = await _find_partitions(client, topics, partition)
+    positions = await _find_positions(client, partitions, reset, offset, timestamp)
     reader = Reader(client.cluster, positions, isolation=isolation)
     if key_ranges is not None:
-        await reader.assign(dict.fromkeys(where, _key_ranges(key_ranges)))
-    ends = await starts(client.cluster, where, Reset.LATEST) if exit_at_end else {}
-    await _alone(reader, ends, show, stop)
+        await reader.assign(dict.fromkeys(partitions, _parse_key_ranges(key_ranges)))
+    ends = await find_start_offsets(client.cluster, partitions, Reset.LATEST) if exit_at_end else {}
+    await _consume_alone(reader, ends, show, stop)
 
 
 async def _warn_of_skipped_records(
@@ -117,8 +120,8 @@ async def _warn_of_skipped_records(
     try:
         committed = (await client.admin.groups.offsets([group])).get(group)
         if not isinstance(committed, KafkaError):
-            unread -= {p for p, found in (committed or {}).items() if found.offset >= 0}
-        ends = await lag.log_ends(client.admin, unread)
+            unread -= {p for p, position in (committed or {}).items() if position.offset >= 0}
+        ends = await lag.find_log_ends(client.admin, unread)
         starts = await skipped_records.read_log_starts(client.admin, unread)
     except ClientError:
         return  # A user who may not see this may still consume.
@@ -127,16 +130,16 @@ async def _warn_of_skipped_records(
         warn(skipped_records.say_left_behind(group, topic, count))
 
 
-def _key_ranges(text: str) -> KeyRanges:
+def _parse_key_ranges(text: str) -> KeyRanges:
     if text == ASSIGNED:
-        raise Failed(f"--key-ranges {ASSIGNED} needs --group.", USAGE)
+        raise CommandError(f"--key-ranges {ASSIGNED} needs --group.", USAGE)
     try:
         return KeyRanges.parse(text)
     except InvalidKeyRanges as error:
-        raise Failed(f"--key-ranges: {error}.", USAGE) from None
+        raise CommandError(f"--key-ranges: {error}.", USAGE) from None
 
 
-class Stop:
+class StopCondition:
     """Decides when the command has read enough."""
 
     def __init__(self, max_messages: int | None, timeout: str | None) -> None:
@@ -144,13 +147,13 @@ class Stop:
         self.max_messages = max_messages
         self._timeout_s = None
         if timeout is not None:
-            timeout_ms = timestamps.duration_ms(timeout)
+            timeout_ms = timestamps.parse_duration_ms(timeout)
             if timeout_ms is None:
-                raise Failed(f"--timeout {timeout!r}: write 500ms, 5s or 2m.", USAGE)
+                raise CommandError(f"--timeout {timeout!r}: write 500ms, 5s or 2m.", USAGE)
             self._timeout_s = timeout_ms / 1000
         self._last = time.monotonic()
 
-    def took(self) -> bool:
+    def count_record(self) -> bool:
         """Count one record; return whether it was the last one."""
         self.count += 1
         self._last = time.monotonic()
@@ -173,34 +176,39 @@ class Stop:
         return max(1, min(POLL_MS, int(left_s * 1000)))
 
 
-async def _alone(
-    reader: Reader, ends: dict[TopicPartition, int], show: Callable[[AnyRecord], str], stop: Stop
+async def _consume_alone(
+    reader: Reader,
+    ends: dict[TopicPartition, int],
+    show: Callable[[AnyRecord], str],
+    stop: StopCondition,
 ) -> None:
     flush = sys.stdout.isatty() or stop.max_messages is None
     with output.progress(stop.max_messages, "Reading", prints=True) as advance:
-        while not _at_end(reader, ends) and not stop.idle:
+        while not _is_at_end(reader, ends) and not stop.idle:
             before = stop.count
             for record in await reader.poll(stop.wait_ms):
                 if ends and record.offset >= ends[TopicPartition(record.topic, record.partition)]:
                     continue
                 say(show(record))
-                if stop.took():
+                if stop.count_record():
                     return
             if flush:
                 sys.stdout.flush()
             advance(stop.count - before)
 
 
-def _at_end(reader: Reader, ends: dict[TopicPartition, int]) -> bool:
+def _is_at_end(reader: Reader, ends: dict[TopicPartition, int]) -> bool:
     return bool(ends) and all(reader.positions[p] >= end for p, end in ends.items())
 
 
-async def _in_group(consumer: GroupConsumer, show: Callable[[AnyRecord], str], stop: Stop) -> None:
+async def _consume_in_group(
+    consumer: GroupConsumer, show: Callable[[AnyRecord], str], stop: StopCondition
+) -> None:
     while not stop.idle:
         polled = await consumer.poll(stop.wait_ms)
         for record in polled:
             say(show(record), flush=True)
-            if stop.took():
+            if stop.count_record():
                 # Leave the rest of the poll to the group's next member.
                 for unread in polled:
                     consumer.rewind(TopicPartition(*unread[:2]), unread.offset)
@@ -215,31 +223,31 @@ async def _in_group(consumer: GroupConsumer, show: Callable[[AnyRecord], str], s
             warn(f"{error}: records printed since the last commit are delivered again.")
 
 
-async def _partitions(
+async def _find_partitions(
     client: Client, topics: list[str], partition: list[int] | None
 ) -> list[TopicPartition]:
-    found = []
+    partitions = []
     for name in topics:
-        topic = await client.cluster.topic(name)
+        topic = await client.cluster.get_topic(name)
         indexes = [p.index for p in topic.partitions] if partition is None else partition
-        found += [TopicPartition(name, topic.partition(i).index) for i in indexes]
-    return found
+        partitions += [TopicPartition(name, topic.get_partition(i).index) for i in indexes]
+    return partitions
 
 
-async def _positions(
+async def _find_positions(
     client: Client,
-    where: list[TopicPartition],
+    partitions: list[TopicPartition],
     reset: Reset,
     offset: int | None,
     timestamp: str | None,
 ) -> dict[TopicPartition, int]:
     if timestamp is not None:
-        at = timestamps.timestamp(timestamp)
-        listed = expect(await client.admin.topics.offsets(dict.fromkeys(where, at)))
-        ends = await starts(client.cluster, where, Reset.LATEST)
+        timestamp_ms = timestamps.parse_timestamp(timestamp)
+        listed = expect(await client.admin.topics.offsets(dict.fromkeys(partitions, timestamp_ms)))
+        ends = await find_start_offsets(client.cluster, partitions, Reset.LATEST)
         return {p: ends[p] if o.offset < 0 else o.offset for p, o in listed.items()}
     if offset is None:
-        return await starts(client.cluster, where, reset)
-    first = await starts(client.cluster, where, Reset.EARLIEST)
-    ends = await starts(client.cluster, where, Reset.LATEST)
-    return {p: max(first[p], offset if offset >= 0 else ends[p] + offset) for p in where}
+        return await find_start_offsets(client.cluster, partitions, reset)
+    first = await find_start_offsets(client.cluster, partitions, Reset.EARLIEST)
+    ends = await find_start_offsets(client.cluster, partitions, Reset.LATEST)
+    return {p: max(first[p], offset if offset >= 0 else ends[p] + offset) for p in partitions}

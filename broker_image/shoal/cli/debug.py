@@ -16,15 +16,15 @@ import typer
 
 from shoal.cli import bundle as contents
 from shoal.cli import output, profiles
-from shoal.cli.client_properties import from_environment
+from shoal.cli.client_properties import read_environment
 from shoal.cli.redaction import Redaction
-from shoal.cli.session import UNREACHABLE, USAGE, Failed, command, new_app, warn
+from shoal.cli.session import UNREACHABLE, USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say
-from shoal.client import security
 from shoal.client.client import Client
-from shoal.client.secret import Secret
+from shoal.client.security import security
+from shoal.client.security.secret import Secret
 
-app = new_app("Collect what helps to find the cause of a problem.")
+app = make_app("Collect what helps to find the cause of a problem.")
 
 
 @app.callback()
@@ -55,59 +55,64 @@ async def bundle(
     of topics, groups, clients and hosts are.
     """
     if file.exists():
-        raise Failed(f"{file} exists. Name a new file.", USAGE)
-    log_files = list(_log_files(logs or []))
-    found, errors = await contents.collect(client)
-    redaction = Redaction(_known_secrets(client))
+        raise CommandError(f"{file} exists. Name a new file.", USAGE)
+    log_files = list(_find_log_files(logs or []))
+    sections, errors = await contents.collect(client)
+    redaction = Redaction(_find_secrets(client))
     texts = {
-        name: redaction.text(part) if isinstance(part, str) else _json(redaction.value(part))
-        for name, part in found.items()
+        name: redaction.redact_text(part)
+        if isinstance(part, str)
+        else _to_json(redaction.redact_value(part))
+        for name, part in sections.items()
     }
     for name, log in log_files:
         try:
-            texts[name] = redaction.text(_end_of(log, log_bytes))
+            texts[name] = redaction.redact_text(_read_end(log, log_bytes))
         except OSError as error:
             errors[name] = error.strerror or str(error)
     if errors:
-        texts["errors.json"] = _json(redaction.value(errors))
+        texts["errors.json"] = _to_json(redaction.redact_value(errors))
     _write(file, texts)
     for name, why in errors.items():
-        warn(f"{name} is missing: {redaction.text(why)}")
+        warn(f"{name} is missing: {redaction.redact_text(why)}")
     say(f"Wrote {file} with {len(texts)} files, {file.stat().st_size:,} bytes.")
     if "cluster.json" in errors:
-        raise Failed("the cluster did not answer; the bundle lacks what it knows.", UNREACHABLE)
+        raise CommandError(
+            "the cluster did not answer; the bundle lacks what it knows.", UNREACHABLE
+        )
 
 
-def _json(part: Any) -> str:
-    return json.dumps(part, default=output.plain, indent=2) + "\n"
+def _to_json(part: Any) -> str:
+    return json.dumps(part, default=output.to_plain, indent=2) + "\n"
 
 
-def _known_secrets(client: Client) -> Iterator[str]:
+def _find_secrets(client: Client) -> Iterator[str]:
     """Yield the secrets of this command, and of all profiles."""
-    yield from _secrets_in(client.cluster.settings.security)
-    for properties in (from_environment(os.environ), *profiles.load().profiles.values()):
+    yield from _find_secrets_in(client.cluster.settings.security)
+    for properties in (read_environment(os.environ), *profiles.load().profiles.values()):
         yield from (v for name, v in properties.items() if security.has_secret(name, v))
 
 
-def _secrets_in(settings: Any) -> Iterator[str]:
+def _find_secrets_in(settings: Any) -> Iterator[str]:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, Secret):
             yield value.reveal()
         elif dataclasses.is_dataclass(value):
-            yield from _secrets_in(value)
+            yield from _find_secrets_in(value)
 
 
-def _log_files(paths: list[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the names in the archive, and the log files. Raises `Failed` for a path without."""
-    for at, path in enumerate(paths):
-        found = sorted(path.glob("*.log")) if path.is_dir() else [path]
-        if not found or not found[0].exists():
-            raise Failed(f"{path} is neither a log file nor a folder of *.log files.", USAGE)
-        yield from ((f"logs/{at}/{one.name}", one) for one in found)
+def _find_log_files(paths: list[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield the names in the archive, and the log files. Raises `CommandError` for a path
+    without."""
+    for index, path in enumerate(paths):
+        files = sorted(path.glob("*.log")) if path.is_dir() else [path]
+        if not files or not files[0].exists():
+            raise CommandError(f"{path} is neither a log file nor a folder of *.log files.", USAGE)
+        yield from ((f"logs/{index}/{file.name}", file) for file in files)
 
 
-def _end_of(file: Path, bytes_max: int) -> str:
+def _read_end(file: Path, bytes_max: int) -> str:
     """Return the last bytes of a file, from the beginning of a line on: a cut line could hide the
     name of a secret.
     """
@@ -121,7 +126,7 @@ def _end_of(file: Path, bytes_max: int) -> str:
 
 
 def _write(file: Path, texts: Mapping[str, str]) -> None:
-    """Write the archive for its owner only. A failure leaves no file. Raises `Failed`."""
+    """Write the archive for its owner only. A failure leaves no file. Raises `CommandError`."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     root, now = file.name.partition(".")[0] or "bundle", int(time.time())
     try:
@@ -140,4 +145,4 @@ def _write(file: Path, texts: Mapping[str, str]) -> None:
         finally:
             part.unlink()
     except OSError as error:
-        raise Failed(f"cannot write {file}: {error.strerror}.", USAGE) from None
+        raise CommandError(f"cannot write {file}: {error.strerror}.", USAGE) from None

@@ -32,23 +32,23 @@ def demo(
 ) -> None:
     """Run the image pipeline on this machine, without Kubernetes.
 
-    Starts a broker and fills a queue of one partition with images. Spark makes thumbnails of them
-    in more tasks than there are partitions. Broken images become dead letters. At the end, every
-    task must have one result or one dead letter; otherwise the demo names those that have not, and
-    exits with 1. Needs Java 17 or newer and the extra `demo`.
+    Lets `shoal up` run the manifests of the demo: a broker, a queue of two partitions, and Spark,
+    which makes thumbnails in more tasks than that. Broken images become dead letters. At the end,
+    every task must have one result or one dead letter; otherwise the demo names those that have
+    not, and exits with 1. Needs Java 17 or newer and the extra `demo`.
     """
     try:
         local: Any = importlib.import_module("shoal_spark.demo.local")
     except ModuleNotFoundError:
         _fail("The Spark part is not installed. Run pip install 'shoal[demo]'.")
-    lacks = local.missing()
-    if console and (lacking := side_console.missing()):
+    lacks = local.list_missing()
+    if console and (lacking := side_console.describe_missing()):
         lacks.append(lacking)
     if lacks:
         _fail(*lacks)
     try:
         wrong = local.run(images, timeout, picture, console=console)
-    except local.CannotRun as error:
+    except local.DemoError as error:
         _fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

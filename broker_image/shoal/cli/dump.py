@@ -20,32 +20,32 @@ import typer
 
 from shoal.cli import output
 from shoal.cli.records import headers_as_json
-from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.session import USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import Reset, starts
-from shoal.client.fetcher import CHUNK_BYTES
-from shoal.coordinator.contract import Record as StoredRecord
+from shoal.client.consume.fetcher import CHUNK_BYTES
+from shoal.client.consume.start_offsets import Reset, find_start_offsets
+from shoal.client.net.cluster import TopicPartition
+from shoal.coordinator.contract import CoordinatorRecord as StoredRecord
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.share import records as share_records
 from shoal.metadata import records as metadata_records
 from shoal.metadata.names import METADATA_TOPIC
-from shoal.metadata.secret_fields import masked
+from shoal.metadata.secret_fields import mask_secrets
 from shoal.protocol.errors import WireError
-from shoal.record.batch import BatchHeader, Buffer, CorruptBatch, check_crc, headers
+from shoal.record.batch import BatchHeader, Buffer, CorruptBatch, check_crc, iter_headers
 from shoal.record.compression import Compression
 from shoal.record.control import ControlType
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.records import Record, read_records
 
-app = new_app("Print log segments and internal topics as JSON.")
+app = make_app("Print log segments and internal topics as JSON.")
 
 Decode = Callable[[Record], dict[str, Any]]
 _OFFSET_ENTRY, _TIME_ENTRY = struct.Struct(">ii"), struct.Struct(">qi")
 
 
-class As(StrEnum):
+class RecordContents(StrEnum):
     """The contents of records."""
 
     AUTO = "auto"
@@ -56,9 +56,9 @@ class As(StrEnum):
 
 
 _TOPICS = {
-    "__consumer_offsets": As.OFFSETS,
-    "__share_group_state": As.SHARE_STATE,
-    METADATA_TOPIC: As.METADATA,
+    "__consumer_offsets": RecordContents.OFFSETS,
+    "__share_group_state": RecordContents.SHARE_STATE,
+    METADATA_TOPIC: RecordContents.METADATA,
 }
 
 
@@ -79,67 +79,72 @@ async def dump(
         bool, typer.Option("--batches", help="Print batch headers instead of records.")
     ] = False,
     decode: Annotated[
-        As, typer.Option("--as", help="Contents of the records. Default: by the topic's name.")
-    ] = As.AUTO,
+        RecordContents,
+        typer.Option("--as", help="Contents of the records. Default: by the topic's name."),
+    ] = RecordContents.AUTO,
 ) -> None:
     """Print every record or every batch as a line of JSON."""
     if bool(paths) == bool(topic):
-        raise Failed("give either paths of segments, or --topic to read from a broker.", USAGE)
+        raise CommandError(
+            "give either paths of segments, or --topic to read from a broker.", USAGE
+        )
     if topic is not None:
         await _dump_topic(client, topic, decode, batches)
         return
-    files = [file for path in paths or () for file in _files(path)]
+    files = [file for path in paths or () for file in _find_files(path)]
     sound = True
     with output.progress(len(files), "Dumping", prints=True) as advance:
         for file in files:
             sound &= _dump_file(file, decode, batches)
             advance(1)
     if not sound:
-        raise Failed("some data is corrupt; see above.")
+        raise CommandError("some data is corrupt; see above.")
 
 
-async def _dump_topic(client: Client, word: str, decode: As, batches: bool) -> None:
+async def _dump_topic(client: Client, word: str, decode: RecordContents, batches: bool) -> None:
     name, _, numbers = word.partition(":")
-    topic = await client.cluster.topic(name)
+    topic = await client.cluster.get_topic(name)
     indexes = [int(n) for n in numbers.split(",") if n.isdigit()]
-    where = [
-        TopicPartition(name, topic.partition(i).index)
+    partitions = [
+        TopicPartition(name, topic.get_partition(i).index)
         for i in indexes or range(len(topic.partitions))
     ]
-    first = await starts(client.cluster, where, Reset.EARLIEST)
-    ends = await starts(client.cluster, where, Reset.LATEST)
+    first = await find_start_offsets(client.cluster, partitions, Reset.EARLIEST)
+    ends = await find_start_offsets(client.cluster, partitions, Reset.LATEST)
     total = sum(ends.values()) - sum(first.values())
     with output.progress(total, f"Dumping {name}", prints=True) as advance:
-        for one in where:
-            if first[one] == ends[one]:
+        for partition in partitions:
+            if first[partition] == ends[partition]:
                 continue
-            chunks = client.fetcher.range(*one, first[one], ends[one] - 1, chunk_bytes=CHUNK_BYTES)
+            chunks = client.fetcher.fetch_range(
+                *partition, first[partition], ends[partition] - 1, chunk_bytes=CHUNK_BYTES
+            )
             async for fetched in chunks:
-                rows = _rows(fetched.data, _decoder(decode, name), batches)
+                rows = _iterate_rows(fetched.data, _choose_decoder(decode, name), batches)
                 for row in rows:
-                    _print({"partition": one.partition, **row})
+                    _print_row({"partition": partition.partition, **row})
                 advance(fetched.next_offset - fetched.first)
 
 
-def _files(path: Path) -> list[Path]:
+def _find_files(path: Path) -> list[Path]:
     """Return the files to print: a file itself, or a partition directory's segments in order."""
     if path.is_dir():
-        found = sorted(path.glob("*.log"))
-        if not found:
-            raise Failed(
+        segments = sorted(path.glob("*.log"))
+        if not segments:
+            raise CommandError(
                 f"{path} has no log segments. Name a partition's directory, such as "
                 f"{path / 'tasks-0'}.",
                 USAGE,
             )
-        return found
+        return segments
     if not path.is_file():
-        raise Failed(f"{path} does not exist.", USAGE)
+        raise CommandError(f"{path} does not exist.", USAGE)
     if path.suffix not in (".log", ".index", ".timeindex", ".checkpoint"):
-        raise Failed(f"{path} is not a .log, .index, .timeindex or .checkpoint file.", USAGE)
+        raise CommandError(f"{path} is not a .log, .index, .timeindex or .checkpoint file.", USAGE)
     return [path]
 
 
-def _dump_file(path: Path, decode: As, batches: bool) -> bool:
+def _dump_file(path: Path, decode: RecordContents, batches: bool) -> bool:
     """Print one file; return whether it is intact."""
     try:
         if path.stat().st_size == 0:
@@ -147,7 +152,7 @@ def _dump_file(path: Path, decode: As, batches: bool) -> bool:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise Failed(f"cannot read {path}: {error.strerror}.") from None
+        raise CommandError(f"cannot read {path}: {error.strerror}.") from None
     with data:
         if path.suffix in (".log", ".checkpoint"):
             return _dump_segment(path, data, decode, batches)
@@ -155,15 +160,17 @@ def _dump_file(path: Path, decode: As, batches: bool) -> bool:
         return True
 
 
-def _dump_segment(path: Path, data: mmap.mmap, decode: As, batches: bool) -> bool:
+def _dump_segment(path: Path, data: mmap.mmap, decode: RecordContents, batches: bool) -> bool:
     topic = re.sub(r"-\d+(\.[0-9a-f]+-\w+)?$", "", path.resolve().parent.name)
     view = memoryview(data)
     try:
         end = 0
-        for at, header in headers(view):
-            end = at + header.size
-            for row in _batch_rows(view, at, header, _decoder(decode, topic), batches):
-                _print(row)
+        for position, header in iter_headers(view):
+            end = position + header.size
+            for row in _iterate_batch_rows(
+                view, position, header, _choose_decoder(decode, topic), batches
+            ):
+                _print_row(row)
         if end < len(data) and any(view[end : end + 4096]):
             warn(f"{path}: the {len(data) - end} bytes after byte {end} are not a whole batch.")
             return False
@@ -178,37 +185,37 @@ def _dump_segment(path: Path, data: mmap.mmap, decode: As, batches: bool) -> boo
 def _dump_index(path: Path, data: mmap.mmap) -> None:
     base = int(path.stem) if path.stem.isdigit() else 0
     entry = _OFFSET_ENTRY if path.suffix == ".index" else _TIME_ENTRY
-    whole = len(data) - len(data) % entry.size
-    for number, (first, second) in enumerate(entry.iter_unpack(data[:whole])):
+    whole_size = len(data) - len(data) % entry.size
+    for number, (first, second) in enumerate(entry.iter_unpack(data[:whole_size])):
         if number and not first:
             return  # The rest is preallocated.
         if entry is _OFFSET_ENTRY:
-            _print({"offset": base + first, "position": second})
+            _print_row({"offset": base + first, "position": second})
         else:
-            _print({"timestamp": output.when(first), "offset": base + second})
+            _print_row({"timestamp": output.format_timestamp(first), "offset": base + second})
 
 
-def _rows(data: Buffer, decode: Decode, batches: bool) -> Iterator[dict[str, Any]]:
-    for at, header in headers(data):
-        yield from _batch_rows(data, at, header, decode, batches)
+def _iterate_rows(data: Buffer, decode: Decode, batches: bool) -> Iterator[dict[str, Any]]:
+    for position, header in iter_headers(data):
+        yield from _iterate_batch_rows(data, position, header, decode, batches)
 
 
-def _batch_rows(
-    data: Buffer, at: int, header: BatchHeader, decode: Decode, batches: bool
+def _iterate_batch_rows(
+    data: Buffer, position: int, header: BatchHeader, decode: Decode, batches: bool
 ) -> Iterator[dict[str, Any]]:
-    sound = check_crc(data, at, header)
+    sound = check_crc(data, position, header)
     if batches or not sound:
-        yield _header_row(at, header, sound)
+        yield _make_header_row(position, header, sound)
         return
-    for record in read_records(data, at):
+    for record in read_records(data, position):
         row: dict[str, Any] = {
             "offset": record.offset,
-            "timestamp": output.when(record.timestamp_ms),
+            "timestamp": output.format_timestamp(record.timestamp_ms),
         }
-        yield row | (_control(record) if header.is_control else decode(record))
+        yield row | (_decode_control(record) if header.is_control else decode(record))
 
 
-def _header_row(at: int, header: BatchHeader, sound: bool) -> dict[str, Any]:
+def _make_header_row(position: int, header: BatchHeader, sound: bool) -> dict[str, Any]:
     try:
         compression = Compression(header.compression).name.lower()
     except ValueError:
@@ -216,13 +223,13 @@ def _header_row(at: int, header: BatchHeader, sound: bool) -> dict[str, Any]:
     return {
         "base_offset": header.base_offset,
         "last_offset": header.last_offset,
-        "position": at,
+        "position": position,
         "size_bytes": header.size,
         "records": header.record_count,
         "leader_epoch": header.leader_epoch,
         "compression": compression,
         "timestamp_type": header.timestamp_type.name.lower(),
-        "max_timestamp": output.when(header.max_timestamp),
+        "max_timestamp": output.format_timestamp(header.max_timestamp),
         "producer_id": header.producer_id,
         "producer_epoch": header.producer_epoch,
         "base_sequence": header.base_sequence,
@@ -233,84 +240,86 @@ def _header_row(at: int, header: BatchHeader, sound: bool) -> dict[str, Any]:
     }
 
 
-def _control(record: Record) -> dict[str, Any]:
+def _decode_control(record: Record) -> dict[str, Any]:
     number = int.from_bytes((record.key or b"")[2:4], "big")
-    known = number in ControlType._value2member_map_
-    return {"control": ControlType(number).name if known else number}
+    is_known = number in ControlType._value2member_map_
+    return {"control": ControlType(number).name if is_known else number}
 
 
-def _decoder(chosen: As, topic: str) -> Decode:
-    if chosen is As.AUTO:
-        chosen = _TOPICS.get(topic, As.RAW)
-    if chosen is As.RAW and topic == METADATA_TOPIC:
-        return _raw_metadata
+def _choose_decoder(chosen: RecordContents, topic: str) -> Decode:
+    if chosen is RecordContents.AUTO:
+        chosen = _TOPICS.get(topic, RecordContents.RAW)
+    if chosen is RecordContents.RAW and topic == METADATA_TOPIC:
+        return _decode_raw_metadata
     return {
-        As.OFFSETS: _offsets,
-        As.SHARE_STATE: _share_state,
-        As.METADATA: _metadata,
-        As.RAW: _raw,
+        RecordContents.OFFSETS: _decode_offsets,
+        RecordContents.SHARE_STATE: _decode_share_state,
+        RecordContents.METADATA: _decode_metadata,
+        RecordContents.RAW: _decode_raw,
     }[chosen]
 
 
-def _raw(record: Record) -> dict[str, Any]:
+def _decode_raw(record: Record) -> dict[str, Any]:
     return {
-        "key": output.text_or_hex(record.key),
-        "value": output.text_or_hex(record.value),
+        "key": output.to_text_or_hex(record.key),
+        "value": output.to_text_or_hex(record.value),
         "headers": headers_as_json(record.headers),
     }
 
 
-def _offsets(record: Record) -> dict[str, Any]:
+def _decode_offsets(record: Record) -> dict[str, Any]:
     try:
-        found = group_records.decode(StoredRecord(record.key or b"", record.value))
+        decoded = group_records.decode(StoredRecord(record.key or b"", record.value))
     except WireError:
-        found = None
-    if found is None:
-        return _raw(record)
-    value = found.value
+        decoded = None
+    if decoded is None:
+        return _decode_raw(record)
+    value = decoded.value
     if value is not None and value.get("key_ranges"):
-        value = value | {"key_ranges": [_key_range(one) for one in value["key_ranges"]]}
-    return {"type": found.type.name, "key": found.key, "value": value}
+        value = value | {
+            "key_ranges": [_decode_key_range(key_range) for key_range in value["key_ranges"]]
+        }
+    return {"type": decoded.type.name, "key": decoded.key, "value": value}
 
 
-def _key_range(stored: dict[str, Any]) -> dict[str, Any]:
+def _decode_key_range(stored: dict[str, Any]) -> dict[str, Any]:
     """Return a key range with its finished offsets as text, such as `7-9,11`."""
     try:
         finished = str(FinishedOffsets.decode(stored["finished"]))
     except ValueError:
-        finished = output.text_or_hex(stored["finished"]) or ""
+        finished = output.to_text_or_hex(stored["finished"]) or ""
     return stored | {"finished": finished}
 
 
-def _share_state(record: Record) -> dict[str, Any]:
-    found = share_records.decode(StoredRecord(record.key or b"", record.value))
-    if found is None:
-        return _raw(record)
+def _decode_share_state(record: Record) -> dict[str, Any]:
+    decoded = share_records.decode(StoredRecord(record.key or b"", record.value))
+    if decoded is None:
+        return _decode_raw(record)
     key = {
-        "group_id": found.key.group_id,
-        "topic_id": found.key.topic_id,
-        "partition": found.key.partition,
+        "group_id": decoded.key.group_id,
+        "topic_id": decoded.key.topic_id,
+        "partition": decoded.key.partition,
     }
-    return {"type": found.type.name, "key": key, "value": found.value}
+    return {"type": decoded.type.name, "key": key, "value": decoded.value}
 
 
-def _metadata(record: Record) -> dict[str, Any]:
+def _decode_metadata(record: Record) -> dict[str, Any]:
     try:
-        found = metadata_records.decode(record.value or b"")
+        decoded = metadata_records.decode(record.value or b"")
     except WireError:
-        return _raw(record)
-    return {"type": found.kind, "value": masked(found)}
+        return _decode_raw(record)
+    return {"type": decoded.kind, "value": mask_secrets(decoded)}
 
 
-def _raw_metadata(record: Record) -> dict[str, Any]:
+def _decode_raw_metadata(record: Record) -> dict[str, Any]:
     """Return the bytes of a metadata record, unless there are secrets in it."""
     try:
-        found = metadata_records.decode(record.value or b"")
+        decoded = metadata_records.decode(record.value or b"")
     except WireError:
-        return _raw(record)
-    is_secret = masked(found) != found.fields
-    return _raw(record) | ({"value": metadata_records.HIDDEN} if is_secret else {})
+        return _decode_raw(record)
+    is_secret = mask_secrets(decoded) != decoded.fields
+    return _decode_raw(record) | ({"value": metadata_records.HIDDEN} if is_secret else {})
 
 
-def _print(row: dict[str, Any]) -> None:
-    say(json.dumps(row, default=output.plain, ensure_ascii=False))
+def _print_row(row: dict[str, Any]) -> None:
+    say(json.dumps(row, default=output.to_plain, ensure_ascii=False))

@@ -7,7 +7,7 @@ from __future__ import annotations
 REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 
-class Failed(Exception):
+class CommandError(Exception):
     """A command's own failure: a sentence and the exit code."""
 
     def __init__(self, sentence: str, code: int = REFUSED) -> None:

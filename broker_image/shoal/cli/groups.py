@@ -10,20 +10,22 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import output, timestamps
+from shoal.cli.group_names import AllGroups, select_groups
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.session import USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say
-from shoal.client import delays, lag, remedies, resets, scrape, skipped_records, stop_reasons
-from shoal.client.admin import Admin
+from shoal.client.admin.admin import Admin
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType
+from shoal.client.admin.groups import CLASSIC, SHARE, STREAMS, TYPES, Group
+from shoal.client.admin.topics import OffsetSpec
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
-from shoal.client.gaps import Gap, gaps
-from shoal.client.groups import CLASSIC, SHARE, STREAMS, TYPES, Group
-from shoal.client.held_keys import HeldKey, held_keys
-from shoal.client.key_range_owners import Owner, owners_of_groups, sharing
-from shoal.client.topics import OffsetSpec
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.queues import lag, resets, skipped_records
+from shoal.client.queues.gaps import Gap, find_gaps
+from shoal.client.queues.held_keys import HeldKey, find_held_keys
+from shoal.client.queues.key_range_owners import Owner, find_group_owners, select_sharing
+from shoal.monitoring import delays, remedies, scrape, stop_reasons
 from shoal.protocol.errors import ErrorCode
 
 #: Number of held keys that `describe` prints.
@@ -32,7 +34,7 @@ HELD_SHOWN = 20
 OWNERS_SHOWN = 50
 #: Number of partitions with a gap that `describe` prints.
 GAPS_SHOWN = 20
-app = new_app("List, describe, reset and delete groups; show their lag.")
+app = make_app("List, describe, reset and delete groups; show their lag.")
 
 Id = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 Ids = Annotated[list[str], typer.Argument(metavar="GROUP", help="Ids of groups.")]
@@ -55,19 +57,22 @@ async def list_groups(
     state: Annotated[
         str | None, typer.Option(metavar="STATE", help="Only groups in this state.")
     ] = None,
+    all_: AllGroups = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List groups with type and state."""
     if type is not None and type.capitalize() not in TYPES:
-        raise Failed(f"--type must be classic, consumer, share or streams, not {type!r}.", USAGE)
-    found = await client.admin.groups.list(
+        raise CommandError(
+            f"--type must be classic, consumer, share or streams, not {type!r}.", USAGE
+        )
+    groups = await client.admin.groups.list(
         types=[type.lower()] if type else (), states=[state] if state else ()
     )
     rows = [
         {"group": g.group_id, "type": g.type, "state": g.state, "coordinator": g.coordinator}
-        for g in found.values()
+        for g in select_groups(groups, show_all=all_).values()
     ]
-    output.rows(format, rows, empty="There are no groups.")
+    output.print_rows(format, rows, empty="There are no groups.")
 
 
 @command(app, "lag")
@@ -78,6 +83,7 @@ async def show_lag(
         typer.Argument(metavar="GROUP", help="Ids of groups. Default: all groups."),
     ] = None,
     metrics: Metrics = None,
+    all_: AllGroups = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show each group's members, lag and records in flight, one line per group."""
@@ -85,41 +91,49 @@ async def show_lag(
     if groups:
         described = expect(await admin.groups.describe(groups))
     else:
-        found = await admin.groups.describe(await admin.groups.list())
-        described = {g: one for g, one in found.items() if isinstance(one, Group)}
-    positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
-    numbers = await _numbers(admin, described, metrics)
+        listed = select_groups(await admin.groups.list(), show_all=all_)
+        results = await admin.groups.describe(listed)
+        described = {
+            g: description for g, description in results.items() if isinstance(description, Group)
+        }
+    positions = await lag.find_positions(
+        admin, {g: description.type for g, description in described.items()}
+    )
+    numbers = await read_numbers(admin, described, metrics)
     rows = [
         {
             "group": group,
-            "type": one.type,
-            "state": one.state,
-            "members": len(one.members),
-            "lag": lag.total(positions.get(group, ())),
+            "type": description.type,
+            "state": description.state,
+            "members": len(description.members),
+            "lag": lag.sum_lags(positions.get(group, ())),
             "in_flight": share.in_flight
-            if (share := _share(numbers, one, positions.get(group, ())))
+            if (share := _find_share_numbers(numbers, description, positions.get(group, ())))
             else None,
         }
-        for group, one in described.items()
+        for group, description in described.items()
     ]
-    output.rows(format, rows, empty="There are no groups.", expendable=["type", "members", "state"])
+    output.print_rows(
+        format, rows, empty="There are no groups.", expendable=["type", "members", "state"]
+    )
 
 
-async def _numbers(
+async def read_numbers(
     admin: Admin, groups: Mapping[str, Group], metrics: list[str] | None
-) -> scrape.Numbers | None:
+) -> scrape.ShareGroupMetrics | None:
+    """Read the brokers' metrics if one of these groups is a share group."""
     if any(g.type == SHARE for g in groups.values()):
-        return await scrape.numbers(admin, metrics, warn)
+        return await scrape.read_numbers(admin, metrics, warn)
     return None
 
 
-def _share(
-    numbers: scrape.Numbers | None, group: Group, found: Iterable[lag.Position]
+def _find_share_numbers(
+    numbers: scrape.ShareGroupMetrics | None, group: Group, positions: Iterable[lag.Position]
 ) -> scrape.ShareNumbers | None:
     """Return the numbers of a share group, or None if the brokers do not report them (yet)."""
     if numbers is None or group.type != SHARE:
         return None
-    if not delays.is_known(group.group_id, found, numbers.partitions):
+    if not delays.is_known(group.group_id, positions, numbers.partitions):
         return None
     return numbers.groups.get(group.group_id, scrape.ShareNumbers())
 
@@ -134,64 +148,75 @@ async def describe(
     """Show the members with their partitions, and the position and lag in each partition."""
     admin = client.admin
     described = expect(await admin.groups.describe(groups))
-    positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
-    numbers = await _numbers(admin, described, metrics)
-    paused = await scrape.paused(admin, described.values())
-    held = {group: await held_keys(client, found) for group, found in positions.items()}
-    owned = await owners_of_groups(admin, described.values(), positions)
-    if format is Format.JSON:
-        output.rows(
+    positions = await lag.find_positions(
+        admin, {g: description.type for g, description in described.items()}
+    )
+    numbers = await read_numbers(admin, described, metrics)
+    paused = await scrape.find_paused_groups(admin, described.values())
+    keys_by_group = {
+        group: await find_held_keys(client, group_positions)
+        for group, group_positions in positions.items()
+    }
+    owned = await find_group_owners(admin, described.values(), positions)
+    if format is not Format.TABLE:
+        output.print_rows(
             format,
             [
-                _as_json(one, found := positions.get(g, []), _share(numbers, one, found))
+                _to_json(
+                    description,
+                    group_positions := positions.get(g, []),
+                    _find_share_numbers(numbers, description, group_positions),
+                )
                 | {
                     "paused": g in paused,
-                    "held_keys": [key.row() for key in held.get(g, ())],
-                    "gaps": [gap.row() for gap in gaps(owned.get(g, ()))],
-                    "key_ranges": [owner.row() for owner in sharing(owned.get(g, ()))],
+                    "held_keys": [key.to_row() for key in keys_by_group.get(g, ())],
+                    "gaps": [gap.to_row() for gap in find_gaps(owned.get(g, ()))],
+                    "key_ranges": [owner.to_row() for owner in select_sharing(owned.get(g, ()))],
                 }
-                for g, one in described.items()
+                for g, description in described.items()
             ],
         )
         return
-    for at, (group, one) in enumerate(described.items()):
-        if at:
+    for index, (group, description) in enumerate(described.items()):
+        if index:
             say()
-        found = positions.get(group, [])
-        share = _share(numbers, one, found)
-        _print_group(one, found, share, paused=group in paused, reports=numbers is not None)
-        await _print_skipped(admin, one, found, share)
-        if held.get(group):
-            await _print_held(client, group, held[group])
-        _print_owners(sharing(owned.get(group, ())))
-        _print_gaps(gaps(owned.get(group, ())))
+        group_positions = positions.get(group, [])
+        share = _find_share_numbers(numbers, description, group_positions)
+        _print_group(
+            description, group_positions, share, paused=group in paused, reports=numbers is not None
+        )
+        await _print_skipped(admin, description, group_positions, share)
+        if keys_by_group.get(group):
+            await _print_held(client, group, keys_by_group[group])
+        _print_owners(select_sharing(owned.get(group, ())))
+        _print_gaps(find_gaps(owned.get(group, ())))
 
 
-def _print_owners(found: list[Owner]) -> None:
+def _print_owners(range_owners: list[Owner]) -> None:
     """Print who shares partitions by key ranges, the lowest position of each partition first."""
-    if not found:
+    if not range_owners:
         return
     say("\nPartitions shared by key ranges:")
     columns = ["topic", "partition", "member", "share", "position", "lag"]
     columns += ["finished_above_stable", "holds_stable"]
-    output.print_table([owner.row() for owner in found[:OWNERS_SHOWN]], columns)
-    if len(found) > OWNERS_SHOWN:
-        say(f"... and {len(found) - OWNERS_SHOWN} more. --format json shows all.")
+    output.print_table([owner.to_row() for owner in range_owners[:OWNERS_SHOWN]], columns)
+    if len(range_owners) > OWNERS_SHOWN:
+        say(f"... and {len(range_owners) - OWNERS_SHOWN} more. --format json shows all.")
 
 
-def _print_gaps(found: list[Gap]) -> None:
+def _print_gaps(lowest_gaps: list[Gap]) -> None:
     """Print the unfinished records below finished ones, the oldest gap first."""
-    if not found:
+    if not lowest_gaps:
         return
     say("\nUnfinished records below finished ones (individual commits):")
     columns = ["topic", "partition", "gap", "age_s", "finished_above", "ranges", "member"]
-    output.print_table([gap.row() for gap in found[:GAPS_SHOWN]], columns)
-    if len(found) > GAPS_SHOWN:
-        say(f"... and {len(found) - GAPS_SHOWN} more. --format json shows all.")
+    output.print_table([gap.to_row() for gap in lowest_gaps[:GAPS_SHOWN]], columns)
+    if len(lowest_gaps) > GAPS_SHOWN:
+        say(f"... and {len(lowest_gaps) - GAPS_SHOWN} more. --format json shows all.")
 
 
-def _as_json(
-    group: Group, found: list[lag.Position], share: scrape.ShareNumbers | None
+def _to_json(
+    group: Group, positions: list[lag.Position], share: scrape.ShareNumbers | None
 ) -> dict[str, Any]:
     described = {
         "group": group.group_id,
@@ -199,10 +224,10 @@ def _as_json(
         "state": group.state,
         "assignor": group.assignor,
         "coordinator": group.coordinator,
-        "lag": lag.total(found),
+        "lag": lag.sum_lags(positions),
         "in_flight": share.in_flight if share else None,
-        "members": _member_rows(group),
-        "partitions": _position_rows(group, found),
+        "members": _make_member_rows(group),
+        "partitions": _make_position_rows(group, positions),
     }
     if share is not None:
         described |= {
@@ -221,28 +246,28 @@ def _as_json(
     return described
 
 
-async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
+async def _print_held(client: Client, group: str, keys: list[HeldKey]) -> None:
     """Print the keys that dead-lettered records hold, and the commands that release them."""
-    config = await client.admin.configs.describe([Resource(ResourceType.GROUP, group)])
-    found = next(iter(config.values()))
+    config = await client.admin.configs.describe([ConfigResource(ConfigResourceType.GROUP, group)])
+    entries = next(iter(config.values()))
     name = "errors.deadletterqueue.topic.name"
-    topic = None if isinstance(found, KafkaError) or name not in found else found[name].value
-    one = len(held) == 1
+    topic = None if isinstance(entries, KafkaError) or name not in entries else entries[name].value
+    one = len(keys) == 1
     noun = "record holds its key" if one else "records hold their keys"
-    it = "it" if one else "them"
+    pronoun = "it" if one else "them"
     say(
-        f"\n{len(held)} dead-lettered {noun} (share.ordering.key.dead.letter=hold). "
-        f"`shoal dlq redrive {topic or 'TOPIC'} --group {group}` redrives {it}. "
-        f"`shoal dlq skip {group} --key KEY` releases the key without {it}."
+        f"\n{len(keys)} dead-lettered {noun} (share.ordering.key.dead.letter=hold). "
+        f"`shoal dlq redrive {topic or 'TOPIC'} --group {group}` redrives {pronoun}. "
+        f"`shoal dlq skip {group} --key KEY` releases the key without {pronoun}."
     )
     say()
-    rows = [one.row() for one in held[:HELD_SHOWN]]
+    rows = [one.to_row() for one in keys[:HELD_SHOWN]]
     output.print_table(rows, ["topic", "partition", "offset", "key"])
-    if len(held) > HELD_SHOWN:
-        say(f"... and {len(held) - HELD_SHOWN} more. --format json shows all.")
+    if len(keys) > HELD_SHOWN:
+        say(f"... and {len(keys) - HELD_SHOWN} more. --format json shows all.")
 
 
-def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
+def _format_numbers(share: scrape.ShareNumbers) -> list[str]:
     """Return a share group's numbers other than 0, as text."""
     counts = {
         "backing off": share.backing_off,
@@ -255,7 +280,7 @@ def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
         "dropped without a dead letter": share.dropped,
         "delivered although their headers are invalid": share.header_failures,
     }
-    words = [f"{count} {what}" for what, count in counts.items() if count]
+    words = [f"{count} {label}" for label, count in counts.items() if count]
     if share.oldest_lock_age_s:
         words.append(f"oldest lock {share.oldest_lock_age_s:.0f} s")
     return words
@@ -263,17 +288,17 @@ def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
 
 def _print_group(
     group: Group,
-    found: list[lag.Position],
+    positions: list[lag.Position],
     share: scrape.ShareNumbers | None,
     *,
     paused: bool,
     reports: bool,
 ) -> None:
     """`reports` is whether any broker reports metrics."""
-    total = lag.total(found)
-    facts = [group.type, group.state, f"lag {output.cell(total)}"]
+    total = lag.sum_lags(positions)
+    facts = [group.type, group.state, f"lag {output.format_cell(total)}"]
     if share is not None:
-        facts += [f"{share.in_flight} in flight", *_numbers_of(share)]
+        facts += [f"{share.in_flight} in flight", *_format_numbers(share)]
     elif reports and group.type == SHARE:
         facts.append("in flight and delayed not known yet")
     if group.assignor:
@@ -282,23 +307,23 @@ def _print_group(
     say(f"{group.group_id}   {', '.join(facts)}")
     stops = share.stop_reasons if share else frozenset()
     for why in sorted(stops | {"paused"} if paused else stops):
-        say(stop_reasons.sentence(why, group.group_id))
+        say(stop_reasons.format_sentence(why, group.group_id))
     if share is not None and delays.is_only_delayed(total, share):
         say(delays.describe(share, time.time_ns() // 1_000_000))
-    if found:
+    if positions:
         offset = "start_offset" if group.type == SHARE else "committed_offset"
         columns = ["topic", "partition", offset, "log_end_offset", "lag"]
         columns += [] if group.type == SHARE else ["member"]
         say()
         output.print_table(
-            _position_rows(group, found), columns, expendable=["log_end_offset", offset]
+            _make_position_rows(group, positions), columns, expendable=["log_end_offset", offset]
         )
     if group.members:
         say()
-        what = ["tasks", "standby_tasks"] if group.type == STREAMS else ["partitions"]
+        member_columns = ["tasks", "standby_tasks"] if group.type == STREAMS else ["partitions"]
         output.print_table(
-            _member_rows(group),
-            ["member", "client", "host", *what],
+            _make_member_rows(group),
+            ["member", "client", "host", *member_columns],
             expendable=["host", "client"],
         )
     else:
@@ -308,40 +333,42 @@ def _print_group(
 async def _print_skipped(
     admin: Admin,
     group: Group,
-    found: list[lag.Position],
+    positions: list[lag.Position],
     share: scrape.ShareNumbers | None,
 ) -> None:
     """Print how many records are before the start of a share group that has not worked yet, as far
     as one can see."""
     has_worked = share is not None and share.acquired
-    if group.type != SHARE or has_worked or lag.total(found):
+    if group.type != SHARE or has_worked or lag.sum_lags(positions):
         return
-    starts = await skipped_records.read_log_starts(admin, [p.where for p in found if p.offset])
-    for topic, count in skipped_records.count_before(starts, found).items():
+    starts = await skipped_records.read_log_starts(
+        admin, [p.partition for p in positions if p.offset]
+    )
+    for topic, count in skipped_records.count_before(starts, positions).items():
         say(f"\n{skipped_records.say_perhaps_left_behind(group.group_id, topic, count)}")
 
 
-def _position_rows(group: Group, found: list[lag.Position]) -> list[dict[str, Any]]:
+def _make_position_rows(group: Group, positions: list[lag.Position]) -> list[dict[str, Any]]:
     members = {p: m.member_id for m in group.members for p in m.assignment}
     shared = Counter(p for m in group.members for p in m.key_ranges)
     members |= {p: f"shared by {count}" for p, count in shared.items()}
     name = "start_offset" if group.type == SHARE else "committed_offset"
     rows: list[dict[str, Any]] = []
-    for one in found:
+    for position in positions:
         row = {
-            "topic": one.where.topic,
-            "partition": one.where.partition,
-            name: one.offset,
-            "log_end_offset": one.log_end_offset,
-            "lag": one.lag,
+            "topic": position.partition.topic,
+            "partition": position.partition.partition,
+            name: position.offset,
+            "log_end_offset": position.log_end_offset,
+            "lag": position.lag,
         }
         if group.type != SHARE:
-            row["member"] = members.get(one.where)
+            row["member"] = members.get(position.partition)
         rows.append(row)
     return rows
 
 
-def _member_rows(group: Group) -> list[dict[str, Any]]:
+def _make_member_rows(group: Group) -> list[dict[str, Any]]:
     return [
         {
             "member": m.member_id,
@@ -407,45 +434,48 @@ async def reset_offsets(
     time = by_duration or to_datetime
     chosen = [to_earliest, to_latest, to_offset is not None, time is not None, shift_by is not None]
     if sum(chosen) != 1:
-        raise Failed(
+        raise CommandError(
             "use exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, "
             "--by-duration and --shift-by.",
             USAGE,
         )
     admin = client.admin
-    if by_duration is not None and timestamps.duration_ms(by_duration) is None:
-        raise Failed(
+    if by_duration is not None and timestamps.parse_duration_ms(by_duration) is None:
+        raise CommandError(
             f"--by-duration must be like 15m, 2h, 7d or PT15M, not {by_duration!r}.", USAGE
         )
-    kind, members = await _kind_to_reset(admin, group, type)
-    places = await partitions(client, topic)
-    current = {p.where: p.offset for p in (await lag.positions(admin, {group: kind}))[group]}
+    kind, members = await _find_kind_to_reset(admin, group, type)
+    places = await parse_partitions(client, topic)
+    current = {
+        p.partition: p.offset for p in (await lag.find_positions(admin, {group: kind}))[group]
+    }
     if time is not None:
-        how = resets.Reset(spec=timestamps.timestamp(time))
+        target = resets.ResetTarget(spec=timestamps.parse_timestamp(time))
     elif to_offset is not None:
-        how = resets.Reset(offset=to_offset)
+        target = resets.ResetTarget(offset=to_offset)
     elif shift_by is not None:
-        how = resets.Reset(shift=shift_by)
+        target = resets.ResetTarget(shift=shift_by)
     else:
-        how = resets.Reset(spec=OffsetSpec.EARLIEST if to_earliest else OffsetSpec.LATEST)
+        target = resets.ResetTarget(spec=OffsetSpec.EARLIEST if to_earliest else OffsetSpec.LATEST)
     try:
-        plan = await resets.plan(admin, places, current, how)
-    except resets.NoPosition as error:
-        raise Failed(
-            f"group {group!r} has no position in {error.where}. Use --to-offset, not --shift-by."
+        plan = await resets.plan(admin, places, current, target)
+    except resets.MissingPositionError as error:
+        raise CommandError(
+            f"group {group!r} has no position in {error.partition}. Use --to-offset, not "
+            "--shift-by."
         ) from None
-    output.rows(format, _plan_rows(plan, current))
+    output.print_rows(format, _make_plan_rows(plan, current))
     if not execute:
         if format is Format.TABLE:
             say("\nNothing has changed. Add --execute to apply the plan.")
         return
     if members:
-        raise Failed(f"group {group!r} has {members} members. Stop them first.")
+        raise CommandError(f"group {group!r} has {members} members. Stop them first.")
     change = admin.share_groups.alter_offsets if kind == SHARE else admin.groups.alter_offsets
     expect(await change(group, plan))
 
 
-def _plan_rows(
+def _make_plan_rows(
     plan: Mapping[TopicPartition, int], current: Mapping[TopicPartition, int | None]
 ) -> list[dict[str, Any]]:
     return [
@@ -454,61 +484,70 @@ def _plan_rows(
     ]
 
 
-async def _kind_to_reset(admin: Admin, group: str, type: str | None) -> tuple[str, int]:
-    """Return `_kind`, or `type` if the group does not exist."""
+async def _find_kind_to_reset(admin: Admin, group: str, type: str | None) -> tuple[str, int]:
+    """Return `_find_kind`, or `type` if the group does not exist."""
     if type is not None and type.capitalize() not in (CLASSIC, SHARE):
-        raise Failed(f"--type must be classic or share, not {type!r}.", USAGE)
-    wanted = None if type is None else type.capitalize()
+        raise CommandError(f"--type must be classic or share, not {type!r}.", USAGE)
+    expected_kind = None if type is None else type.capitalize()
     try:
-        kind, members = await _kind(admin, group)
+        kind, members = await _find_kind(admin, group)
     except KafkaError as error:
         if error.code != ErrorCode.group_id_not_found:
             raise
-        if wanted is None:
-            raise Failed(
+        if expected_kind is None:
+            raise CommandError(
                 f"there is no group {group!r}. To create it with these offsets, add --type share,"
                 " or --type classic for a consumer group."
             ) from None
-        return wanted, 0
-    if wanted not in (None, kind):
-        raise Failed(f"group {group!r} is a {kind.lower()} group, not a {type} group.")
+        return expected_kind, 0
+    if expected_kind not in (None, kind):
+        raise CommandError(f"group {group!r} is a {kind.lower()} group, not a {type} group.")
     return kind, members
 
 
-async def _kind(admin: Admin, group: str) -> tuple[str, int]:
+async def _find_kind(admin: Admin, group: str) -> tuple[str, int]:
     """Return the group's type and its number of members. Raises GROUP_ID_NOT_FOUND."""
     described = (await admin.groups.describe([group]))[group]
     if isinstance(described, Group):
         if described.type != SHARE and described.state == "Dead":
-            return await _listed_kind(admin, group), 0
+            return await _find_listed_kind(admin, group), 0
         return described.type, len(described.members)
     if described.code != ErrorCode.group_id_not_found:
         raise described
-    return await _listed_kind(admin, group), 0
+    return await _find_listed_kind(admin, group), 0
 
 
-async def _listed_kind(admin: Admin, group: str) -> str:
+async def _find_listed_kind(admin: Admin, group: str) -> str:
     listed = await admin.groups.list()
     if group not in listed:
         raise KafkaError(ErrorCode.group_id_not_found, f"there is no group {group!r}")
     return listed[group].type
 
 
-async def partitions(
+async def parse_partitions(
     client: Client, words: list[str], option: str = "--topic"
 ) -> list[TopicPartition]:
     """Return the existing partitions of `topic` or `topic:0,1`, the value of an option."""
-    found: list[TopicPartition] = []
+    parsed: list[TopicPartition] = []
     for word in words:
         name, colon, numbers = word.partition(":")
-        topic = await client.cluster.topic(name)
+        topic = await client.cluster.get_topic(name)
         indexes = [p.index for p in topic.partitions]
         if colon:
             if not all(n.isdigit() for n in numbers.split(",")):
-                raise Failed(f"{option} must be TOPIC or TOPIC:0,1, not {word!r}.", USAGE)
-            indexes = [topic.partition(int(n)).index for n in numbers.split(",")]
-        found += [TopicPartition(name, i) for i in indexes]
-    return found
+                raise CommandError(f"{option} must be TOPIC or TOPIC:0,1, not {word!r}.", USAGE)
+            indexes = [topic.get_partition(int(n)).index for n in numbers.split(",")]
+        parsed += [TopicPartition(name, i) for i in indexes]
+    return parsed
+
+
+async def require_share_group(client: Client, group: str) -> None:
+    """Raise `CommandError` for a group of another type, and `KafkaError` if there is none."""
+    description = expect(await client.admin.groups.describe([group]))[group]
+    if description.type != SHARE:
+        raise CommandError(
+            f"group {group!r} is a {description.type.lower()} group, not a share group."
+        )
 
 
 @command(app, "delete-offsets")
@@ -521,7 +560,7 @@ async def delete_offsets(
 ) -> None:
     """Delete a group's positions in topics, for every type of group."""
     admin = client.admin
-    kind, _ = await _kind(admin, group)
+    kind, _ = await _find_kind(admin, group)
     if kind == SHARE:
         expect(await admin.share_groups.delete_offsets(group, topic))
     else:
@@ -540,4 +579,4 @@ async def delete(client: Client, groups: Ids) -> None:
         else:
             failures.append(error)
     if failures:
-        raise Failed(" ".join(map(remedies.remedy, failures)))
+        raise CommandError(" ".join(map(remedies.format_remedy, failures)))

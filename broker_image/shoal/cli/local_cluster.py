@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from shoal.cli.session import Failed
-from shoal.log.uuids import uuid_text
+from shoal.cli.session import CommandError
+from shoal.log.uuids import format_uuid
 
 STATE = "cluster.json"
 NODES_MAX = 9
@@ -33,7 +33,7 @@ _LOOK_S = 0.05
 
 
 @dataclass
-class Node:
+class LocalNode:
     """One broker. `controller_port` is 0 until one is assigned."""
 
     id: int
@@ -48,7 +48,7 @@ class LocalCluster:
 
     folder: Path
     cluster_id: str
-    nodes: list[Node]
+    nodes: list[LocalNode]
     settings: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -59,40 +59,40 @@ class LocalCluster:
     def quorum(self) -> str:
         return ",".join(f"{node.id}@127.0.0.1:{node.controller_port}" for node in self.nodes)
 
-    def node(self, id: int) -> Node:
-        """Return the node with this id. Raises `Failed`."""
+    def find_node(self, id: int) -> LocalNode:
+        """Return the node with this id. Raises `CommandError`."""
         for node in self.nodes:
             if node.id == id:
                 return node
-        known = ", ".join(str(node.id) for node in self.nodes)
-        raise Failed(f"there is no broker {id} in {self.folder}. Its brokers are {known}.")
+        ids = ", ".join(str(node.id) for node in self.nodes)
+        raise CommandError(f"there is no broker {id} in {self.folder}. Its brokers are {ids}.")
 
-    def data(self, node: Node) -> Path:
+    def get_data_dir(self, node: LocalNode) -> Path:
         return self.folder / str(node.id)
 
-    def log(self, node: Node) -> Path:
+    def get_log_path(self, node: LocalNode) -> Path:
         return self.folder / f"{node.id}.log"
 
     def save(self) -> None:
-        found = {
+        state = {
             "cluster_id": self.cluster_id,
             "settings": self.settings,
             "nodes": [asdict(node) for node in self.nodes],
         }
         fresh = self.folder / f"{STATE}.new"
-        fresh.write_text(json.dumps(found, indent=1))
+        fresh.write_text(json.dumps(state, indent=1))
         fresh.replace(self.folder / STATE)
 
     # Processes
 
-    def runs(self, node: Node) -> bool:
+    def is_running(self, node: LocalNode) -> bool:
         """Whether the node's process runs, and its pid is not another process's now."""
         if not node.pid:
             return False
         try:
             os.kill(node.pid, 0)
             words = Path(f"/proc/{node.pid}/cmdline")
-            return not words.parent.exists() or str(self.data(node)) in words.read_text()
+            return not words.parent.exists() or str(self.get_data_dir(node)) in words.read_text()
         except OSError:
             return False
 
@@ -109,7 +109,7 @@ class LocalCluster:
             port += 1
         return bool(lacking)
 
-    def launch(self, node: Node) -> None:
+    def launch(self, node: LocalNode) -> None:
         words = [
             sys.executable,
             "-m",
@@ -119,10 +119,10 @@ class LocalCluster:
             f"--listener=127.0.0.1:{node.port}",
             f"--quorum={self.quorum}",
             f"--cluster-id={self.cluster_id}",
-            f"--data-dir={self.data(node)}",
+            f"--data-dir={self.get_data_dir(node)}",
             *(f"--set={name}={value}" for name, value in self.settings.items()),
         ]
-        with self.log(node).open("w") as log:
+        with self.get_log_path(node).open("w") as log:
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -133,73 +133,76 @@ class LocalCluster:
         node.pid = process.pid
         self.save()
 
-    def wait(self, node: Node) -> None:
-        """Wait until the node is ready. Raises `Failed` with its last output."""
+    def wait_until_ready(self, node: LocalNode) -> None:
+        """Wait until the node is ready. Raises `CommandError` with its last output."""
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:
-            said = self.log(node).read_text()
-            if "\nReady after" in said:
+            output = self.get_log_path(node).read_text()
+            if "\nReady after" in output:
                 return
             _reap(node.pid)
-            if not self.runs(node):
-                last = said.strip().splitlines()[-1:] or ["it printed nothing"]
-                raise Failed(f"broker {node.id} did not start: {last[0]}")
+            if not self.is_running(node):
+                last = output.strip().splitlines()[-1:] or ["it printed nothing"]
+                raise CommandError(f"broker {node.id} did not start: {last[0]}")
             time.sleep(_LOOK_S)
-        raise Failed(
-            f"broker {node.id} is not ready after {START_TIMEOUT_S:.0f} s. See {self.log(node)}."
+        raise CommandError(
+            f"broker {node.id} is not ready after {START_TIMEOUT_S:.0f} s. See "
+            f"{self.get_log_path(node)}."
         )
 
-    def stop(self, nodes: list[Node], *, timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
+    def stop(self, nodes: list[LocalNode], *, timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
         """Stop nodes and kill those that run after `timeout_s`. Return sentences about deviations.
 
         The processes have ended when this returns.
         """
-        down = [node for node in nodes if not self.runs(node)]
+        down = [node for node in nodes if not self.is_running(node)]
         for node in nodes:
             if node not in down:
                 os.kill(node.pid, signal.SIGTERM)
-        killed = self._gone(nodes, timeout_s)
+        killed = self._wait_until_ended(nodes, timeout_s)
         self.kill(killed)
         # When all nodes stop together, the last ones find no controller. That is expected.
         expected = len(nodes) == len(self.nodes) and not down and not killed
-        said = {node.id: f"Broker {node.id} was already stopped." for node in down}
+        sentences = {node.id: f"Broker {node.id} was already stopped." for node in down}
         for node in nodes:
             if node in killed:
-                said[node.id] = (
+                sentences[node.id] = (
                     f"Broker {node.id} was killed: it did not stop within {timeout_s:g} s. It"
-                    f" will recover its logs at the next start. See {self.log(node)}"
+                    f" will recover its logs at the next start. See {self.get_log_path(node)}"
                 )
             elif node in down or expected:
                 continue
-            elif NOT_HANDED_OVER in self.log(node).read_text():
-                said[node.id] = (
+            elif NOT_HANDED_OVER in self.get_log_path(node).read_text():
+                sentences[node.id] = (
                     f"Broker {node.id} stopped without a controller that could move its leaders to"
                     " other brokers. No data is lost."
                 )
         self._forget(nodes)
-        return [said[id] for id in sorted(said)]
+        return [sentences[id] for id in sorted(sentences)]
 
-    def kill(self, nodes: list[Node]) -> None:
+    def kill(self, nodes: list[LocalNode]) -> None:
         """Kill nodes as a crash would. The processes have ended when this returns."""
         for node in nodes:
-            if self.runs(node):
+            if self.is_running(node):
                 os.kill(node.pid, signal.SIGKILL)
-        self._gone(nodes, None)
+        self._wait_until_ended(nodes, None)
         self._forget(nodes)
 
-    def _gone(self, nodes: list[Node], timeout_s: float | None) -> list[Node]:
+    def _wait_until_ended(self, nodes: list[LocalNode], timeout_s: float | None) -> list[LocalNode]:
         """Wait until the processes of nodes have ended; return those that still run after the
         timeout.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        left = nodes
-        while left := [node for node in left if not _reap(node.pid) and self.runs(node)]:
+        remaining = nodes
+        while remaining := [
+            node for node in remaining if not _reap(node.pid) and self.is_running(node)
+        ]:
             if end is not None and time.monotonic() > end:
-                return left
+                return remaining
             time.sleep(_LOOK_S)
         return []
 
-    def _forget(self, nodes: list[Node]) -> None:
+    def _forget(self, nodes: list[LocalNode]) -> None:
         """Clear the process ids of nodes."""
         for node in nodes:
             node.pid = 0
@@ -216,31 +219,31 @@ def _reap(pid: int) -> bool:
         return False
 
 
-def found(folder: Path) -> LocalCluster | None:
-    """Return the cluster in a folder, or None. Raises `Failed`."""
+def load_cluster(folder: Path) -> LocalCluster | None:
+    """Return the cluster in a folder, or None. Raises `CommandError`."""
     try:
-        known = json.loads((folder / STATE).read_text())
-        nodes = [Node(**node) for node in known["nodes"]]
-        return LocalCluster(folder.resolve(), known["cluster_id"], nodes, known["settings"])
+        state = json.loads((folder / STATE).read_text())
+        nodes = [LocalNode(**node) for node in state["nodes"]]
+        return LocalCluster(folder.resolve(), state["cluster_id"], nodes, state["settings"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Failed(f"{folder / STATE} cannot be read: {error}") from None
+        raise CommandError(f"{folder / STATE} cannot be read: {error}") from None
 
 
-def made(folder: Path, brokers: int, port: int, settings: dict[str, str]) -> LocalCluster:
-    """Return a new cluster on ports from `port` on. Raises `Failed`."""
+def create_cluster(folder: Path, brokers: int, port: int, settings: dict[str, str]) -> LocalCluster:
+    """Return a new cluster on ports from `port` on. Raises `CommandError`."""
     if not 1 <= brokers <= NODES_MAX:
-        raise Failed(f"--brokers must be 1 to {NODES_MAX}, not {brokers}.")
+        raise CommandError(f"--brokers must be 1 to {NODES_MAX}, not {brokers}.")
     ports = range(port, port + 2 * brokers)
-    for one in ports:
-        if not _is_free(one):
-            raise Failed(
-                f"another process listens on 127.0.0.1:{one}. Stop it, or choose other ports with"
-                " --port."
+    for node_port in ports:
+        if not _is_free(node_port):
+            raise CommandError(
+                f"another process listens on 127.0.0.1:{node_port}. Stop it, or choose other ports "
+                "with --port."
             )
     nodes = [
-        Node(id, ports[id - 1], controller_port=ports[brokers + id - 1])
+        LocalNode(id, ports[id - 1], controller_port=ports[brokers + id - 1])
         for id in range(1, brokers + 1)
     ]
     replicas = str(min(3, brokers))
@@ -249,16 +252,16 @@ def made(folder: Path, brokers: int, port: int, settings: dict[str, str]) -> Loc
         "min.insync.replicas": str(max(1, min(2, brokers - 1))),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    cluster = LocalCluster(folder.resolve(), uuid_text(uuid4()), nodes, defaults | settings)
+    cluster = LocalCluster(folder.resolve(), format_uuid(uuid4()), nodes, defaults | settings)
     cluster.save()
     return cluster
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError):
             return False
         return True

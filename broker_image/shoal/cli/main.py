@@ -7,6 +7,7 @@ server` starts without the imports of the tools.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import sys
 from typing import Annotated, Any, NamedTuple
@@ -25,7 +26,7 @@ class Command(NamedTuple):
     help: str
 
 
-#: The commands, in the order of `shoal --help`.
+#: The commands, in the order of `shoal --help`. One without a module is a plug-in (`PLUGINS`).
 COMMANDS: dict[str, Command] = {
     "server": Command("shoal.cli.server", "Run a broker."),
     "cluster": Command("shoal.cli.cluster", "Run a test cluster here, or describe any cluster."),
@@ -33,11 +34,17 @@ COMMANDS: dict[str, Command] = {
         "shoal.cli.topics",
         "Manage topics, move their replicas, and delete old records.",
     ),
+    "queue": Command(
+        "shoal.cli.queue",
+        "Create, list, describe and delete queues: topic, group and dead letters in one.",
+    ),
     "produce": Command("shoal.cli.produce", "Send records from standard input or a file."),
     "consume": Command("shoal.cli.consume", "Read records, by offset or in a consumer group."),
     "share-consume": Command(
         "shoal.cli.share_consume", "Acquire records from a share group and settle them."
     ),
+    "worker": Command("shoal.cli.worker", "Run the handlers of an application for its topics."),
+    "schedule": Command("shoal.cli.schedule", "Produce records at the times of cron expressions."),
     "groups": Command(
         "shoal.cli.groups", "List, describe, reset and delete groups; show their lag."
     ),
@@ -68,8 +75,20 @@ COMMANDS: dict[str, Command] = {
     "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),
     "console": Command("shoal.cli.console", "Serve a web page that shows the queues of a cluster."),
     "demo": Command("shoal.cli.demo", "Run the image pipeline with Spark on this machine."),
+    "up": Command("", "Run a folder of manifests on this machine, without Kubernetes."),
+    "get": Command("", "Show the resources of `shoal up`, as kubectl does."),
+    "describe": Command("", "Show a resource of `shoal up` with its events."),
+    "apply": Command("", "Create or change resources of `shoal up`."),
+    "delete": Command("", "Delete resources of `shoal up`."),
+    "logs": Command("", "Print what consumers and brokers of `shoal up` have printed."),
+    "down": Command("", "End `shoal up`, and keep its data."),
     "dump": Command("shoal.cli.dump", "Print log segments and internal topics as JSON."),
 }
+
+#: Commands of other packages, by entry points of this group: the engine does not import them.
+PLUGINS = "shoal.commands"
+#: The extra of the package that brings a command of the group.
+_EXTRA = "shoal[up]"
 
 
 class _Commands(TyperGroup):
@@ -79,16 +98,36 @@ class _Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
-        found = COMMANDS.get(cmd_name)
-        return found and TyperCommand(cmd_name, help=found.help, rich_markup_mode=None)
+        stub = COMMANDS.get(cmd_name)
+        return stub and TyperCommand(cmd_name, help=stub.help, rich_markup_mode=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, stub, rest = super().resolve_command(ctx, args)
+        name, stub, remaining_args = super().resolve_command(ctx, args)
         if name is None or stub is None:
-            return name, stub, rest
-        command = typer.main.get_command(importlib.import_module(COMMANDS[name].module).app)
+            return name, stub, remaining_args
+        command = typer.main.get_command(load_app(name))
         command.name = name
-        return name, command, rest
+        return name, command, remaining_args
+
+
+def load_app(name: str) -> typer.Typer:
+    """Return the application of a command. A plug-in that is not installed ends the process with
+    what to install."""
+    if COMMANDS[name].module:
+        loaded: typer.Typer = importlib.import_module(COMMANDS[name].module).app
+        return loaded
+    missing = ""
+    for entry in importlib.metadata.entry_points(group=PLUGINS, name=name):
+        try:
+            return entry.load()
+        except ModuleNotFoundError as error:
+            missing = f": there is no module {error.name}"
+    say(
+        f"shoal: `shoal {name}` is not installed{missing}. Install it with "
+        f"`pip install '{_EXTRA}'`.",
+        file=sys.stderr,
+    )
+    raise typer.Exit(1)
 
 
 app = typer.Typer(
@@ -101,8 +140,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         say(f"shoal {__version__}")
         raise typer.Exit
 

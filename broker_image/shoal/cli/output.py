@@ -1,4 +1,4 @@
-"""Tables for people and JSON for programs, made from the same rows."""
+"""Tables for people, and JSON or YAML for programs, made from the same rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from uuid import UUID
 import typer
 
 from shoal.cli import table_width
-from shoal.cli.terminal import say, visible
-from shoal.client.timestamps import DATE_MS_MAX
+from shoal.cli.terminal import make_visible, say
+from shoal.client.queues.timestamps import DATE_MS_MAX
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,13 +32,14 @@ class Format(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+    YAML = "yaml"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", "-o", help="table or json.")]
+FormatOption = Annotated[Format, typer.Option("--format", "-o", help="table, json or yaml.")]
 Row = Mapping[str, Any]
 
 
-def console(*, stderr: bool = False, width: int = 0) -> Console:
+def make_console(*, stderr: bool = False, width: int = 0) -> Console:
     """Return a console: with colours on a terminal; without colours in a pipe, `width` wide or
     more.
     """
@@ -49,28 +50,38 @@ def console(*, stderr: bool = False, width: int = 0) -> Console:
     return SafeConsole(file=stream, width=columns, highlight=False, soft_wrap=False)
 
 
-def rows(
+def print_rows(
     format: Format,
-    found: Sequence[Row],
+    records: Sequence[Row],
     columns: Sequence[str] | None = None,
     *,
     empty: str = "",
     title: str = "",
     expendable: Sequence[str] = (),
 ) -> None:
-    """Print rows. A table shows the keys in `columns`; JSON shows all of them."""
-    if format is Format.JSON:
-        say(json.dumps([dict(row) for row in found], default=plain, indent=2))
+    """Print rows. A table shows the keys in `columns`; JSON and YAML show all of them."""
+    if format is not Format.TABLE:
+        print_document(format, [dict(row) for row in records])
         return
-    if not found:
+    if not records:
         if empty:
             say(empty)
         return
-    print_table(found, columns or list(found[0]), title, expendable)
+    print_table(records, columns or list(records[0]), title, expendable)
+
+
+def print_document(format: Format, document: Any) -> None:
+    """Print lists, mappings and values as JSON or YAML."""
+    text = json.dumps(document, default=to_plain, indent=2)
+    if format is Format.YAML:
+        import yaml
+
+        text = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True).rstrip("\n")
+    say(text)
 
 
 def print_table(
-    found: Sequence[Row],
+    records: Sequence[Row],
     columns: Sequence[str],
     title: str = "",
     expendable: Sequence[str] = (),
@@ -82,21 +93,21 @@ def print_table(
     from rich.text import Text
 
     # Escaped before the widths are known; the console would escape them afterwards.
-    escape = visible if sys.stdout.isatty() else str
-    texts = {name: [escape(cell(row.get(name))) for row in found] for name in columns}
-    wide = [_column(name, texts[name], _is_number(found, name)) for name in columns]
-    out = console(width=sum(column.width + table_width.GAP for column in wide))
+    escape = make_visible if sys.stdout.isatty() else str
+    texts = {name: [escape(format_cell(row.get(name))) for row in records] for name in columns}
+    wide = [_measure_column(name, texts[name], _is_number(records, name)) for name in columns]
+    out = make_console(width=sum(column.width + table_width.GAP for column in wide))
     widths = table_width.fit(wide, out.width, expendable)
     table = Table(box=None, pad_edge=False, padding=(0, table_width.GAP, 0, 0), header_style="bold")
-    for at, column in enumerate(wide):
+    for index, column in enumerate(wide):
         width = widths.get(column.name)
         if width is not None:
             table.add_column(
-                _heading(column.name),
+                _format_heading(column.name),
                 justify="left" if column.shortens else "right",
                 # The first column names the row: a long name is wrapped, not cut.
-                no_wrap=at > 0,
-                overflow="ellipsis" if at else "fold",
+                no_wrap=index > 0,
+                overflow="ellipsis" if index else "fold",
                 width=width,
             )
     for row in zip(*(texts[name] for name in widths), strict=True):
@@ -104,27 +115,27 @@ def print_table(
     if title:
         out.print(Text(title, style="bold"))
     out.print(table)
-    left_out = [_heading(name) for name in columns if name not in widths]
+    left_out = [_format_heading(name) for name in columns if name not in widths]
     if left_out:
         say(f"Too narrow for {', '.join(left_out)}. -o json shows everything.", file=sys.stderr)
 
 
-def _is_number(found: Sequence[Row], name: str) -> bool:
-    return all(isinstance(row.get(name), int | float | None) for row in found)
+def _is_number(records: Sequence[Row], name: str) -> bool:
+    return all(isinstance(row.get(name), int | float | None) for row in records)
 
 
-def _heading(name: str) -> str:
+def _format_heading(name: str) -> str:
     return name.replace("_", " ").upper()
 
 
-def _column(name: str, texts: Sequence[str], is_number: bool) -> table_width.Column:
+def _measure_column(name: str, texts: Sequence[str], is_number: bool) -> table_width.TableColumn:
     from rich.cells import cell_len
 
-    lines = (line for text in (_heading(name), *texts) for line in text.split("\n"))
-    return table_width.Column(name, max(map(cell_len, lines)), not is_number)
+    lines = (line for text in (_format_heading(name), *texts) for line in text.split("\n"))
+    return table_width.TableColumn(name, max(map(cell_len, lines)), not is_number)
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Format a value for a table; unknown is a dash."""
     if value is None:
         return "-"
@@ -139,12 +150,12 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert a value that `json` cannot encode; bytes become text if possible, else hex."""
     if isinstance(value, bytes | bytearray | memoryview):
-        return text_or_hex(bytes(value))
+        return to_text_or_hex(bytes(value))
     if isinstance(value, UUID):
-        return topic_id(value)
+        return format_topic_id(value)
     if isinstance(value, frozenset | set):
         return sorted(value)
     if isinstance(value, Iterable):
@@ -152,7 +163,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def text_or_hex(value: bytes | None) -> str | None:
+def to_text_or_hex(value: bytes | None) -> str | None:
     """Decode bytes as UTF-8 text, or as `0x…` if they are not readable text."""
     if value is None:
         return None
@@ -163,12 +174,12 @@ def text_or_hex(value: bytes | None) -> str | None:
     return text if text.isprintable() or _CONTROL.isdisjoint(text) else "0x" + value.hex()
 
 
-def topic_id(value: UUID | None) -> str | None:
+def format_topic_id(value: UUID | None) -> str | None:
     """Format a topic id as Kafka's tools do: 22 characters of URL-safe base 64."""
     return None if value is None else urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
-def when(timestamp_ms: int) -> str | None:
+def format_timestamp(timestamp_ms: int) -> str | None:
     """Format a timestamp as ISO 8601 in UTC; None for none. Far ones remain milliseconds."""
     if timestamp_ms < 0:
         return None
@@ -197,7 +208,7 @@ def progress(
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console(stderr=True),
+        console=make_console(stderr=True),
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,

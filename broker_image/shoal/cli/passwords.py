@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from shoal.cli.prompts import interruptible
-from shoal.cli.session import USAGE, Failed
-from shoal.client.secret import Secret
+from shoal.cli.session import USAGE, CommandError
+from shoal.client.security.secret import Secret
 
 PasswordFile = Annotated[
     Path | None,
@@ -22,21 +22,21 @@ PasswordFile = Annotated[
 ]
 
 
-def read(file: Path | None, user: str) -> Secret:
+def read_password(file: Path | None, user: str) -> Secret:
     """Return the new password of a user. A line break at the end is not part of it.
 
-    Raises `Failed` without a terminal and a file, and for an empty password.
+    Raises `CommandError` without a terminal and a file, and for an empty password.
     """
     if file is None and not sys.stdin.isatty():
-        raise Failed(
+        raise CommandError(
             "there is no terminal to ask for the password. Name a file with --password-file, or"
             " use --password-file - for standard input.",
             USAGE,
         )
-    found = _ask(user) if file is None else _content(file)
-    if not found:
-        raise Failed("the password is empty.", USAGE)
-    return found
+    password = _ask(user) if file is None else _read_content(file)
+    if not password:
+        raise CommandError("the password is empty.", USAGE)
+    return password
 
 
 def _ask(user: str) -> Secret:
@@ -44,11 +44,11 @@ def _ask(user: str) -> Secret:
         first = Secret(getpass.getpass(f"New password of {user}: "))
         second = Secret(getpass.getpass("Again: "))
     if second != first:
-        raise Failed("the passwords differ. Nothing was changed.", USAGE)
+        raise CommandError("the passwords differ. Nothing was changed.", USAGE)
     return first
 
 
-def _content(file: Path) -> Secret:
+def _read_content(file: Path) -> Secret:
     try:
         with interruptible():
             text = sys.stdin.read() if str(file) == "-" else file.read_text()
@@ -58,4 +58,4 @@ def _content(file: Path) -> Secret:
         reason = "it is not a text file"
     else:
         return Secret(text.removesuffix("\n").removesuffix("\r"))
-    raise Failed(f"cannot read {file}: {reason}.", USAGE)
+    raise CommandError(f"cannot read {file}: {reason}.", USAGE)

@@ -14,15 +14,15 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import typer
 
 from shoal.cli import output
-from shoal.cli.client_properties import pairs
-from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.client_properties import parse_pairs
+from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say
 from shoal.client.blocking_calls import run_in_thread
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
-from shoal.client.producer import Produced
+from shoal.client.produce.producer import RecordMetadata
 
-app = new_app("Send records from standard input or a file.")
+app = make_app("Send records from standard input or a file.")
 
 READ_BYTES = 1 << 18
 #: Longest line. No broker accepts a record of this size.
@@ -44,7 +44,7 @@ class Input(StrEnum):
     JSON = "json"
 
 
-class Line(NamedTuple):
+class InputRecord(NamedTuple):
     """One record to send."""
 
     value: bytes | None
@@ -101,14 +101,14 @@ async def produce(
     shoal produce tasks -K: <<< 'order-7:{"total": 12}'
     """
     if compression not in ("none", "gzip", "snappy", "lz4", "zstd"):
-        raise Failed(
+        raise CommandError(
             f"--compression must be none, gzip, snappy, lz4 or zstd, not {compression!r}.", USAGE
         )
-    defaults = Line(None, _bytes(key), _headers(header), partition)
-    read = _reader(input, defaults, key_separator, null_marker)
-    found = await client.cluster.topic(topic)
-    found.partition(partition or 0)
-    turn = itertools.cycle(range(len(found.partitions)))
+    defaults = InputRecord(None, _to_bytes(key), _parse_headers(header), partition)
+    read = _make_reader(input, defaults, key_separator, null_marker)
+    topic_metadata = await client.cluster.get_topic(topic)
+    topic_metadata.get_partition(partition or 0)
+    turn = itertools.cycle(range(len(topic_metadata.partitions)))
     producer = client.producer(
         acks={"0": 0, "1": 1, "all": -1}[acks], compression=compression, linger_ms=5
     )
@@ -119,7 +119,7 @@ async def produce(
     source, size = _open(file)
     try:
         with output.progress(size, f"Producing to {topic}", types=types) as advance:
-            async for line, length in _lines(source):
+            async for line, length in _read_lines(source):
                 record = read(line)
                 if record.partition is None and record.key is None:
                     record = record._replace(partition=next(turn))
@@ -146,7 +146,7 @@ async def produce(
                 file=sys.stderr,
             )
     if counts.error is not None:
-        raise Failed(f"{counts.stored} of {counts.sent} records were stored: {counts.error}.")
+        raise CommandError(f"{counts.stored} of {counts.sent} records were stored: {counts.error}.")
 
 
 class _Counts:
@@ -156,11 +156,11 @@ class _Counts:
         self.sent = self.stored = 0
         self.error: BaseException | None = None
 
-    def watch(self, future: asyncio.Future[Produced]) -> None:
+    def watch(self, future: asyncio.Future[RecordMetadata]) -> None:
         self.sent += 1
-        future.add_done_callback(self._done)
+        future.add_done_callback(self._on_done)
 
-    def _done(self, future: asyncio.Future[Produced]) -> None:
+    def _on_done(self, future: asyncio.Future[RecordMetadata]) -> None:
         error = future.exception()
         if error is None:
             self.stored += 1
@@ -179,80 +179,80 @@ def _open(file: Path | None) -> tuple[BinaryIO, int | None]:
     try:
         return file.open("rb", buffering=0), file.stat().st_size
     except OSError as error:
-        raise Failed(f"cannot read {file}: {error.strerror}.", USAGE) from None
+        raise CommandError(f"cannot read {file}: {error.strerror}.", USAGE) from None
 
 
-async def _lines(source: BinaryIO) -> AsyncIterator[tuple[bytes, int]]:
+async def _read_lines(source: BinaryIO) -> AsyncIterator[tuple[bytes, int]]:
     """Yield lines without their end, and their length including it. A thread reads the input."""
     tail = b""
     while chunk := await run_in_thread(lambda: source.read(READ_BYTES)):
-        *whole, tail = (tail + chunk).split(b"\n")
+        *lines, tail = (tail + chunk).split(b"\n")
         if len(tail) > LINE_BYTES_MAX:
-            raise Failed(f"a line is longer than {LINE_BYTES_MAX} bytes.")
-        for line in whole:
+            raise CommandError(f"a line is longer than {LINE_BYTES_MAX} bytes.")
+        for line in lines:
             yield line.removesuffix(b"\r"), len(line) + 1
     if tail:
         yield tail, len(tail)
 
 
-def _reader(
-    input: Input, defaults: Line, separator: str | None, null_marker: str | None
-) -> Callable[[bytes], Line]:
+def _make_reader(
+    input: Input, defaults: InputRecord, separator: str | None, null_marker: str | None
+) -> Callable[[bytes], InputRecord]:
     """Return the function that parses a line into a record."""
     if input is Input.JSON:
-        return lambda line: _from_json(line, defaults)
+        return lambda line: _parse_json_line(line, defaults)
     mark = separator.encode() if separator else None
     null = null_marker.encode() if null_marker is not None else None
 
-    def read(line: bytes) -> Line:
+    def read(line: bytes) -> InputRecord:
         key, value = defaults.key, line
         if mark is not None:
-            first, found, rest = line.partition(mark)
-            if not found:
-                raise Failed(
+            first, delimiter, remainder = line.partition(mark)
+            if not delimiter:
+                raise CommandError(
                     f"the line {line[:60].decode(errors='replace')!r} has no key: "
                     f"it does not contain {separator!r}."
                 )
-            key, value = first, rest
+            key, value = first, remainder
         return defaults._replace(key=key, value=None if value == null else value)
 
     return read
 
 
-def _from_json(line: bytes, defaults: Line) -> Line:
+def _parse_json_line(line: bytes, defaults: InputRecord) -> InputRecord:
     try:
-        given = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:
-        raise Failed(
+        raise CommandError(
             f"the line {line[:60].decode(errors='replace')!r} is not JSON: {error}."
         ) from None
-    if not isinstance(given, dict):
-        raise Failed(f"the line {line[:60].decode(errors='replace')!r} is not a JSON object.")
-    unknown = sorted(set(given) - {"value", "key", "headers", "partition", "timestamp"})
+    if not isinstance(fields, dict):
+        raise CommandError(f"the line {line[:60].decode(errors='replace')!r} is not a JSON object.")
+    unknown = sorted(set(fields) - {"value", "key", "headers", "partition", "timestamp"})
     if unknown:
-        raise Failed(
+        raise CommandError(
             f"unknown field {unknown[0]!r}. A record has value, key, headers, partition, timestamp."
         )
-    headers = given.get("headers") or ()
-    named = headers.items() if isinstance(headers, dict) else headers
-    return Line(
-        _bytes(given.get("value")),
-        _bytes(given["key"]) if "key" in given else defaults.key,
-        tuple((str(n), _bytes(v)) for n, v in named) or defaults.headers,
-        given.get("partition", defaults.partition),
-        given.get("timestamp"),
+    headers = fields.get("headers") or ()
+    header_pairs = headers.items() if isinstance(headers, dict) else headers
+    return InputRecord(
+        _to_bytes(fields.get("value")),
+        _to_bytes(fields["key"]) if "key" in fields else defaults.key,
+        tuple((str(n), _to_bytes(v)) for n, v in header_pairs) or defaults.headers,
+        fields.get("partition", defaults.partition),
+        fields.get("timestamp"),
     )
 
 
-def _bytes(value: Any) -> bytes | None:
+def _to_bytes(value: Any) -> bytes | None:
     """Encode text as UTF-8, and other JSON values as JSON."""
     if value is None:
         return None
     return (value if isinstance(value, str) else json.dumps(value)).encode()
 
 
-def _headers(given: list[str] | None) -> tuple[tuple[str, bytes | None], ...]:
+def _parse_headers(words: list[str] | None) -> tuple[tuple[str, bytes | None], ...]:
     try:
-        return tuple((n, v.encode()) for n, v in pairs(given, "--header").items())
+        return tuple((n, v.encode()) for n, v in parse_pairs(words, "--header").items())
     except ValueError as error:
-        raise Failed(f"{error}.", USAGE) from None
+        raise CommandError(f"{error}.", USAGE) from None

@@ -11,16 +11,16 @@ from typing import Annotated
 import typer
 
 from shoal.cli import output, profiles
-from shoal.cli.client_properties import from_flags
+from shoal.cli.client_properties import parse_flags
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, Property, guarded, new_app
+from shoal.cli.session import USAGE, CommandError, Property, make_app, run_guarded
 from shoal.cli.terminal import say
 from shoal.client import config_providers
 from shoal.client.errors import ClientError
-from shoal.client.properties import properties
+from shoal.client.properties import parse_properties
 from shoal.client.settings import DEFAULT_BOOTSTRAP, Settings
 
-app = new_app("Create, choose, show and delete named clusters.")
+app = make_app("Create, choose, show and delete named clusters.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The profile's name.")]
 _BOOTSTRAP = "bootstrap.servers"
@@ -53,30 +53,32 @@ def create(
 
     def run() -> None:
         profiles.check_name(name)
-        known = profiles.load()
-        if name in known.profiles and not replace:
-            raise Failed(f"profile {name} exists. Add --replace to replace it.")
-        given = _properties(from_file)
-        given |= from_flags(property)
+        saved = profiles.load()
+        if name in saved.profiles and not replace:
+            raise CommandError(f"profile {name} exists. Add --replace to replace it.")
+        values = _read_properties(from_file)
+        values |= parse_flags(property)
         if bootstrap_server is not None:
-            given[_BOOTSTRAP] = bootstrap_server
-        given = {key: _whole_path(key, value) for key, value in given.items()}
-        where = given.get(_BOOTSTRAP)
-        if not where:
-            raise Failed(
+            values[_BOOTSTRAP] = bootstrap_server
+        values = {key: _make_absolute(key, value) for key, value in values.items()}
+        servers = values.get(_BOOTSTRAP)
+        if not servers:
+            raise CommandError(
                 "the profile needs the address of a cluster: --bootstrap-server, or"
                 f" {_BOOTSTRAP} in the file of --from.",
                 USAGE,
             )
-        Settings.of(where, {key: value for key, value in given.items() if key != _BOOTSTRAP})
-        known.profiles[name] = given
-        if use or known.current is None:
-            known.current = name
-        profiles.save(known)
-        in_use = ". Commands use it" if known.current == name else ""
+        Settings.from_bootstrap(
+            servers, {key: value for key, value in values.items() if key != _BOOTSTRAP}
+        )
+        saved.profiles[name] = values
+        if use or saved.current is None:
+            saved.current = name
+        profiles.save(saved)
+        in_use = ". Commands use it" if saved.current == name else ""
         say(f"Created profile {name}{in_use}.")
 
-    _guarded(run)
+    _run_guarded(run)
 
 
 @app.command("use")
@@ -84,13 +86,13 @@ def use(name: Name) -> None:
     """Let commands use a profile unless they name a cluster."""
 
     def run() -> None:
-        known = profiles.load()
-        where = known[name].get(_BOOTSTRAP)
-        known.current = name
-        profiles.save(known)
-        say(f"Commands use profile {name} ({where}).")
+        saved = profiles.load()
+        servers = saved[name].get(_BOOTSTRAP)
+        saved.current = name
+        profiles.save(saved)
+        say(f"Commands use profile {name} ({servers}).")
 
-    _guarded(run)
+    _run_guarded(run)
 
 
 @app.command("list")
@@ -98,21 +100,21 @@ def list_profiles(format: FormatOption = Format.TABLE) -> None:
     """List profiles; one of them is in use."""
 
     def run() -> None:
-        known = profiles.load()
+        saved = profiles.load()
         rows = [
             {
                 "profile": name,
-                "in_use": name == known.current,
-                "bootstrap_servers": one.get(_BOOTSTRAP),
-                "security_protocol": one.get("security.protocol", "PLAINTEXT"),
-                "user": one.get("sasl.username"),
+                "in_use": name == saved.current,
+                "bootstrap_servers": entry.get(_BOOTSTRAP),
+                "security_protocol": entry.get("security.protocol", "PLAINTEXT"),
+                "user": entry.get("sasl.username"),
             }
-            for name, one in sorted(known.profiles.items())
+            for name, entry in sorted(saved.profiles.items())
         ]
         empty = "There are no profiles. Create one with `shoal profile create NAME`."
-        output.rows(format, rows, empty=empty, expendable=["user", "security_protocol"])
+        output.print_rows(format, rows, empty=empty, expendable=["user", "security_protocol"])
 
-    _guarded(run)
+    _run_guarded(run)
 
 
 @app.command("show")
@@ -125,22 +127,22 @@ def show(
     """Show the properties of a profile without its secrets."""
 
     def run() -> None:
-        known = profiles.load()
-        wanted = name or known.current
-        if wanted is None:
-            raise Failed(
+        saved = profiles.load()
+        chosen = name or saved.current
+        if chosen is None:
+            raise CommandError(
                 f"no profile is in use; commands connect to {DEFAULT_BOOTSTRAP}. Choose one with"
                 " `shoal profile use NAME`."
             )
-        found = profiles.shown(known[wanted])
-        if format is Format.JSON:
-            row = {"profile": wanted, "in_use": wanted == known.current, "properties": found}
-            output.rows(format, [row])
+        redacted = profiles.hide_secrets(saved[chosen])
+        if format is not Format.TABLE:
+            row = {"profile": chosen, "in_use": chosen == saved.current, "properties": redacted}
+            output.print_rows(format, [row])
             return
-        rows = [{"property": key, "value": value} for key, value in found.items()]
-        output.rows(format, rows, title=f"Profile {wanted}")
+        rows = [{"property": key, "value": value} for key, value in redacted.items()]
+        output.print_rows(format, rows, title=f"Profile {chosen}")
 
-    _guarded(run)
+    _run_guarded(run)
 
 
 @app.command("delete")
@@ -148,38 +150,38 @@ def delete(name: Name) -> None:
     """Delete a profile with its secrets."""
 
     def run() -> None:
-        known = profiles.load()
-        known[name]
-        del known.profiles[name]
-        if known.current == name:
-            known.current = None
-        profiles.save(known)
+        saved = profiles.load()
+        saved[name]
+        del saved.profiles[name]
+        if saved.current == name:
+            saved.current = None
+        profiles.save(saved)
         say(f"Deleted profile {name}.")
 
-    _guarded(run)
+    _run_guarded(run)
 
 
-def _guarded(run: Callable[[], None]) -> None:
-    def checked() -> None:
+def _run_guarded(run: Callable[[], None]) -> None:
+    def run_checked() -> None:
         try:
             run()
         except (ValueError, ClientError) as error:
-            raise Failed(f"{error}.", USAGE) from None
+            raise CommandError(f"{error}.", USAGE) from None
 
-    guarded(checked)
+    run_guarded(run_checked)
 
 
-def _properties(file: Path | None) -> dict[str, str]:
+def _read_properties(file: Path | None) -> dict[str, str]:
     """Return the properties of a file, or of standard input."""
     if file is None:
         return {}
     try:
-        return dict(properties(sys.stdin.read() if str(file) == "-" else file.read_text()))
+        return dict(parse_properties(sys.stdin.read() if str(file) == "-" else file.read_text()))
     except OSError as error:
-        raise Failed(f"cannot read {file}: {error.strerror}.", USAGE) from None
+        raise CommandError(f"cannot read {file}: {error.strerror}.", USAGE) from None
 
 
-def _whole_path(key: str, value: str) -> str:
+def _make_absolute(key: str, value: str) -> str:
     """Make a path absolute: commands may run in any folder."""
     is_path = re.fullmatch(r".*\.(location|file)", key) and not config_providers.has_references(
         {key: value}

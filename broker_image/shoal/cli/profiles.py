@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.cli.failures import USAGE, Failed
-from shoal.client import config_providers, security
+from shoal.cli.failures import USAGE, CommandError
+from shoal.client import config_providers
+from shoal.client.security import security
 
 Properties = dict[str, str]
 #: The value that is shown in place of a secret.
@@ -33,26 +34,26 @@ class Profiles:
     current: str | None = None
 
     def __getitem__(self, name: str) -> Properties:
-        """Return the properties of a profile. Raises `Failed` if it does not exist."""
+        """Return the properties of a profile. Raises `CommandError` if it does not exist."""
         if name not in self.profiles:
-            known = f"Known: {', '.join(sorted(self.profiles))}." if self.profiles else ""
-            raise Failed(
-                f"there is no profile {name!r} in {path()}. {known or 'Create it with'}"
-                + ("" if known else f" `shoal profile create {name}`."),
+            hint = f"Known: {', '.join(sorted(self.profiles))}." if self.profiles else ""
+            raise CommandError(
+                f"there is no profile {name!r} in {get_path()}. {hint or 'Create it with'}"
+                + ("" if hint else f" `shoal profile create {name}`."),
                 USAGE,
             )
         return self.profiles[name]
 
 
-def path() -> Path:
+def get_path() -> Path:
     """Return where the file is, or would be."""
     configs = os.environ.get("XDG_CONFIG_HOME")
     return (Path(configs) if configs else Path.home() / ".config") / "shoal" / "profiles.json"
 
 
 def load() -> Profiles:
-    """Read the file; without one there are no profiles. Raises `Failed`."""
-    file = path()
+    """Read the file; without one there are no profiles. Raises `CommandError`."""
+    file = get_path()
     try:
         with file.open() as opened:
             mode = os.fstat(opened.fileno()).st_mode & 0o777
@@ -60,28 +61,28 @@ def load() -> Profiles:
     except FileNotFoundError:
         return Profiles()
     except (OSError, ValueError) as error:
-        raise Failed(f"cannot read {file}: {error}.", USAGE) from None
+        raise CommandError(f"cannot read {file}: {error}.", USAGE) from None
     if mode & 0o077:
-        raise Failed(
+        raise CommandError(
             f"others may read {file}, which may have secrets. Run `chmod 600 {file}`.", USAGE
         )
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
-        raise Failed(f"{file} is not JSON: {error}.", USAGE) from None
-    match found:
+        raise CommandError(f"{file} is not JSON: {error}.", USAGE) from None
+    match document:
         case {"version": 1, "profiles": dict(known), "current": str() | None as current} if all(
-            isinstance(one, dict) and all(isinstance(value, str) for value in one.values())
-            for one in known.values()
+            isinstance(profile, dict) and all(isinstance(value, str) for value in profile.values())
+            for profile in known.values()
         ):
             return Profiles(known, current)
-    raise Failed(f"{file} has no profiles of version {_VERSION}. Repair or remove it.", USAGE)
+    raise CommandError(f"{file} has no profiles of version {_VERSION}. Repair or remove it.", USAGE)
 
 
 def save(profiles: Profiles) -> None:
-    """Replace the file. Raises `Failed`."""
-    file = path()
-    whole = {
+    """Replace the file. Raises `CommandError`."""
+    file = get_path()
+    document = {
         "version": _VERSION,
         "current": profiles.current,
         "profiles": dict(sorted(profiles.profiles.items())),
@@ -91,7 +92,7 @@ def save(profiles: Profiles) -> None:
         descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".profiles-")  # Mode 0600.
         try:
             with os.fdopen(descriptor, "w") as opened:
-                json.dump(whole, opened, indent=2)
+                json.dump(document, opened, indent=2)
                 opened.write("\n")
                 opened.flush()
                 os.fsync(opened.fileno())
@@ -100,19 +101,19 @@ def save(profiles: Profiles) -> None:
             os.unlink(name)
             raise
     except OSError as error:
-        raise Failed(f"cannot write {file}: {error.strerror}.", USAGE) from None
+        raise CommandError(f"cannot write {file}: {error.strerror}.", USAGE) from None
 
 
 def check_name(name: str) -> None:
-    """Raise `Failed` for a name that a profile may not have."""
+    """Raise `CommandError` for a name that a profile may not have."""
     if not _NAME.fullmatch(name):
-        raise Failed(
+        raise CommandError(
             f"{name!r} is not a name for a profile. Use up to 63 letters, digits, '.', '_', '-'.",
             USAGE,
         )
 
 
-def shown(properties: Mapping[str, str]) -> Properties:
+def hide_secrets(properties: Mapping[str, str]) -> Properties:
     """Return properties without secrets. A reference to a file or a variable is no secret."""
     return {
         name: HIDDEN

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from shoal.cli.terminal import visible
+from shoal.cli.terminal import make_visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,13 +40,13 @@ def interruptible() -> Iterator[None]:
 def confirm(question: str) -> None:
     """Ask on standard error. Raises `typer.Abort` unless the answer is yes."""
     with interruptible():
-        typer.confirm(visible(question), abort=True, err=True)
+        typer.confirm(make_visible(question), abort=True, err=True)
 
 
 def ask(question: str, default: str) -> str:
     """Ask on standard error, and return the answer. Raises `typer.Abort` at the end of input."""
     with interruptible():
-        return str(typer.prompt(visible(question), default=default, err=True))
+        return str(typer.prompt(make_visible(question), default=default, err=True))
 
 
 def is_interrupt(aborted: typer.Abort) -> bool:

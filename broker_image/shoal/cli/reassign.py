@@ -17,22 +17,23 @@ import typer
 from shoal.cli import output, replica_plan
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.prompts import interruptible
-from shoal.cli.session import REFUSED, USAGE, Failed, command, new_app, warn
+from shoal.cli.session import REFUSED, USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say
-from shoal.client import remedies
-from shoal.client.admin import Reassignment
-from shoal.client.client import Client
-from shoal.client.cluster import Broker, Partition, TopicPartition
-from shoal.client.configs import (
+from shoal.client.admin.admin import Reassignment
+from shoal.client.admin.configs import (
     AlterOperation,
     ConfigChange,
+    ConfigResource,
+    ConfigResourceType,
     ConfigSource,
-    Resource,
-    ResourceType,
 )
+from shoal.client.client import Client
 from shoal.client.errors import KafkaError, expect
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.net.metadata import Broker, PartitionInfo
+from shoal.monitoring import remedies
 
-app = new_app("Move replicas to other brokers: plan, apply, verify, cancel.")
+app = make_app("Move replicas to other brokers: plan, apply, verify, cancel.")
 
 Plan = dict[TopicPartition, list[int]]
 #: Topic configs that name throttled replicas, and broker configs with the rate in bytes per second.
@@ -64,19 +65,22 @@ async def plan(
     """Print a plan as JSON that spreads topics over brokers and moves few replicas. Nothing
     changes.
     """
-    running = await _running(client)
-    chosen = _ids(brokers) if brokers else sorted(running)
+    running = await _find_running(client)
+    chosen = _parse_ids(brokers) if brokers else sorted(running)
     _check_brokers(chosen, running)
-    current = {where: p.replicas for where, p in (await _partitions(client, topics)).items()}
+    current = {
+        partition: p.replicas
+        for partition, p in (await _describe_partitions(client, topics)).items()
+    }
     racks = {id: broker.rack for id, broker in running.items() if broker.rack}
     hosts = {id: broker.host for id, broker in running.items()}
     try:
         planned = replica_plan.plan(current, chosen, racks, replication_factor, hosts)
     except ValueError as error:
-        raise Failed(f"{error}. Name more brokers, or lower --replication-factor.") from None
-    moves = sum(list(current[where]) != replicas for where, replicas in planned.items())
-    new = sum(len({*replicas} - {*current[where]}) for where, replicas in planned.items())
-    say(_text(planned))
+        raise CommandError(f"{error}. Name more brokers, or lower --replication-factor.") from None
+    moves = sum(list(current[partition]) != replicas for partition, replicas in planned.items())
+    new = sum(len({*replicas} - {*current[partition]}) for partition, replicas in planned.items())
+    say(_to_json(planned))
     warn(f"{moves} of {len(planned)} partitions change, {new} replicas are copied.")
 
 
@@ -99,30 +103,33 @@ async def apply(
 
     `verify` removes the throttle at the end.
     """
-    wanted = _read(file)
-    found = await _partitions(client, {where.topic for where in wanted})
-    _check_partitions(wanted, found)
-    _check_brokers({id for ids in wanted.values() for id in ids}, await _running(client))
+    planned = _read_plan(file)
+    states = await _describe_partitions(client, {partition.topic for partition in planned})
+    _check_partitions(planned, states)
+    _check_brokers({id for ids in planned.values() for id in ids}, await _find_running(client))
     under_way = await client.admin.reassignments()
     if under_way and not additional:
-        raise Failed(
-            f"{len(under_way)} partitions are being reassigned already ({_some(under_way)}). Wait"
+        raise CommandError(
+            f"{len(under_way)} partitions are being reassigned already "
+            f"({_format_some(under_way)}). Wait"
             " for their end, cancel them, or add --additional."
         )
-    current = {where: list(found[where].replicas) for where in wanted}
+    current = {partition: list(states[partition].replicas) for partition in planned}
     say("The plan of the current replicas, to go back:")
-    say(_text(current))
+    say(_to_json(current))
     sys.stdout.flush()
     if throttle is not None:
-        await _set_throttles(client, current, wanted, throttle)
-    errors = {w: e for w, e in (await client.admin.reassign(wanted)).items() if e is not None}
-    begun = len(wanted) - len(errors)
+        await _set_throttles(client, current, planned, throttle)
+    errors = {w: e for w, e in (await client.admin.reassign(planned)).items() if e is not None}
+    begun = len(planned) - len(errors)
     if throttle is not None and not begun:
-        await _remove_throttles(client, {where.topic for where in wanted})
+        await _remove_throttles(client, {partition.topic for partition in planned})
     noun = "partition" if begun == 1 else "partitions"
     say(f"Began to reassign {begun} {noun}. `shoal topics reassign verify` shows the progress.")
     if errors:
-        raise Failed(" ".join(remedies.remedy(error) for _, error in sorted(errors.items())))
+        raise CommandError(
+            " ".join(remedies.format_remedy(error) for _, error in sorted(errors.items()))
+        )
 
 
 @command(app, "verify")
@@ -135,17 +142,24 @@ async def verify(
     """Show how far a plan is, and remove its throttles once nothing is being reassigned. The exit
     code is 1 until all replicas are where the plan says, in sync.
     """
-    wanted = _read(file)
+    planned = _read_plan(file)
     under_way = await client.admin.reassignments()
-    found = await _partitions(client, {where.topic for where in wanted})
-    _check_partitions(wanted, found)
-    rows = [_row(where, ids, found[where], under_way) for where, ids in sorted(wanted.items())]
-    output.rows(format, rows, expendable=["topic"] if len({w.topic for w in wanted}) == 1 else ())
+    states = await _describe_partitions(client, {partition.topic for partition in planned})
+    _check_partitions(planned, states)
+    rows = [
+        _make_row(partition, ids, states[partition], under_way)
+        for partition, ids in sorted(planned.items())
+    ]
+    output.print_rows(
+        format, rows, expendable=["topic"] if len({w.topic for w in planned}) == 1 else ()
+    )
     if not under_way and not preserve_throttles:
-        await _remove_throttles(client, {where.topic for where in wanted})
+        await _remove_throttles(client, {partition.topic for partition in planned})
     unfinished = [row for row in rows if row["state"] != "complete"]
     if unfinished:
-        raise Failed(f"{len(unfinished)} of {len(rows)} partitions are not complete.", REFUSED)
+        raise CommandError(
+            f"{len(unfinished)} of {len(rows)} partitions are not complete.", REFUSED
+        )
 
 
 @command(app, "cancel")
@@ -155,16 +169,16 @@ async def cancel(
     preserve_throttles: KeepThrottles = False,
 ) -> None:
     """Cancel the moves of a plan that are under way: replicas stay where they were."""
-    wanted = _read(file)
-    moving = sorted((await client.admin.reassignments()).keys() & wanted.keys())
-    done = await client.admin.reassign(dict.fromkeys(moving)) if moving else {}
-    failed = [error for error in done.values() if error is not None]
+    planned = _read_plan(file)
+    moving = sorted((await client.admin.reassignments()).keys() & planned.keys())
+    results = await client.admin.reassign(dict.fromkeys(moving)) if moving else {}
+    failed = [error for error in results.values() if error is not None]
     noun = "partition" if len(moving) == 1 else "partitions"
     say(f"Cancelled the reassignment of {len(moving) - len(failed)} {noun}.")
     if failed:
-        raise Failed(" ".join(map(remedies.remedy, failed)))
+        raise CommandError(" ".join(map(remedies.format_remedy, failed)))
     if not preserve_throttles and not await client.admin.reassignments():
-        await _remove_throttles(client, {where.topic for where in wanted})
+        await _remove_throttles(client, {partition.topic for partition in planned})
 
 
 @command(app, "list")
@@ -172,154 +186,171 @@ async def list_reassignments(client: Client, format: FormatOption = Format.TABLE
     """List the partitions that are being reassigned."""
     rows = [
         {
-            "topic": where.topic,
-            "partition": where.partition,
-            "replicas": list(one.replicas),
-            "adding": list(one.adding),
-            "removing": list(one.removing),
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "replicas": list(reassignment.replicas),
+            "adding": list(reassignment.adding),
+            "removing": list(reassignment.removing),
         }
-        for where, one in sorted((await client.admin.reassignments()).items())
+        for partition, reassignment in sorted((await client.admin.reassignments()).items())
     ]
-    output.rows(format, rows, empty="No partition is being reassigned.", expendable=["replicas"])
+    output.print_rows(
+        format, rows, empty="No partition is being reassigned.", expendable=["replicas"]
+    )
 
 
-def _row(
-    where: TopicPartition,
-    wanted: list[int],
-    found: Partition,
+def _make_row(
+    partition: TopicPartition,
+    planned: list[int],
+    current: PartitionInfo,
     under_way: Mapping[TopicPartition, Reassignment],
 ) -> dict[str, Any]:
-    moving = under_way.get(where)
+    moving = under_way.get(partition)
     if moving is not None:
         state = "in progress"
-    elif list(found.replicas) != wanted:
+    elif list(current.replicas) != planned:
         state = "not as planned"
     else:
-        state = "complete" if set(found.isr) >= set(wanted) else "not in sync"
+        state = "complete" if set(current.isr) >= set(planned) else "not in sync"
     return {
-        "topic": where.topic,
-        "partition": where.partition,
+        "topic": partition.topic,
+        "partition": partition.partition,
         "state": state,
-        "planned": wanted,
-        "replicas": list(found.replicas),
-        "isr": list(found.isr),
+        "planned": planned,
+        "replicas": list(current.replicas),
+        "isr": list(current.isr),
     }
 
 
-async def _running(client: Client) -> dict[int, Broker]:
+async def _find_running(client: Client) -> dict[int, Broker]:
     """Return the brokers that run, by id."""
     cluster = await client.admin.describe_cluster()
     return {broker.node_id: broker for broker in cluster.brokers}
 
 
-async def _partitions(client: Client, topics: Collection[str]) -> dict[TopicPartition, Partition]:
-    found = expect(await client.admin.topics.describe(sorted(topics)))
+async def _describe_partitions(
+    client: Client, topics: Collection[str]
+) -> dict[TopicPartition, PartitionInfo]:
+    described = expect(await client.admin.topics.describe(sorted(topics)))
     return {
-        TopicPartition(name, p.index): p for name, topic in found.items() for p in topic.partitions
+        TopicPartition(name, p.index): p
+        for name, topic in described.items()
+        for p in topic.partitions
     }
 
 
-def _check_partitions(wanted: Plan, found: Mapping[TopicPartition, Partition]) -> None:
-    if missing := sorted(wanted.keys() - found.keys()):
-        raise Failed(f"the plan has partitions that do not exist: {_some(missing)}.")
+def _check_partitions(planned: Plan, existing: Mapping[TopicPartition, PartitionInfo]) -> None:
+    if missing := sorted(planned.keys() - existing.keys()):
+        raise CommandError(f"the plan has partitions that do not exist: {_format_some(missing)}.")
 
 
-def _check_brokers(wanted: Collection[int], running: Collection[int]) -> None:
-    if missing := sorted({*wanted} - {*running}):
-        raise Failed(f"no such brokers run: {_some(missing)}. Those that run: {_some(running)}.")
+def _check_brokers(broker_ids: Collection[int], running: Collection[int]) -> None:
+    if missing := sorted({*broker_ids} - {*running}):
+        raise CommandError(
+            f"no such brokers run: {_format_some(missing)}. Those that run: "
+            f"{_format_some(running)}."
+        )
 
 
-def _some(things: Collection[Any]) -> str:
-    every = sorted(things)
-    more = f" and {len(every) - 5} more" if len(every) > 5 else ""
-    return ", ".join(map(str, every[:5])) + more
+def _format_some(things: Collection[Any]) -> str:
+    all_things = sorted(things)
+    more = f" and {len(all_things) - 5} more" if len(all_things) > 5 else ""
+    return ", ".join(map(str, all_things[:5])) + more
 
 
 # Plans as files.
 
 
-def _text(replicas: Mapping[TopicPartition, Collection[int]]) -> str:
+def _to_json(replicas: Mapping[TopicPartition, Collection[int]]) -> str:
     rows = [
-        {"topic": where.topic, "partition": where.partition, "replicas": list(ids)}
-        for where, ids in sorted(replicas.items())
+        {"topic": partition.topic, "partition": partition.partition, "replicas": list(ids)}
+        for partition, ids in sorted(replicas.items())
     ]
     return json.dumps({"version": 1, "partitions": rows})
 
 
-def _read(file: Path) -> Plan:
-    """Read a plan. Raises `Failed` for a file that is none."""
+def _read_plan(file: Path) -> Plan:
+    """Read a plan. Raises `CommandError` for a file that is none."""
     try:
         with interruptible():
             text = sys.stdin.read() if str(file) == "-" else file.read_text()
-        found = json.loads(text)
+        document = json.loads(text)
     except OSError as error:
-        raise Failed(f"cannot read {file}: {error.strerror}.", USAGE) from None
+        raise CommandError(f"cannot read {file}: {error.strerror}.", USAGE) from None
     except ValueError as error:
-        raise Failed(f"{file} is not JSON: {error}.", USAGE) from None
-    if not isinstance(found, dict) or found.get("version") != 1 or not found.get("partitions"):
-        raise Failed(f'{file} is not a plan: it needs "version": 1 and "partitions".', USAGE)
-    wanted: Plan = {}
-    for row in found["partitions"]:
-        where, ids = _entry(row, file)
-        if where in wanted:
-            raise Failed(f"{file} has {where} twice.", USAGE)
-        wanted[where] = ids
-    return wanted
+        raise CommandError(f"{file} is not JSON: {error}.", USAGE) from None
+    if (
+        not isinstance(document, dict)
+        or document.get("version") != 1
+        or not document.get("partitions")
+    ):
+        raise CommandError(f'{file} is not a plan: it needs "version": 1 and "partitions".', USAGE)
+    planned: Plan = {}
+    for row in document["partitions"]:
+        partition, ids = _parse_entry(row, file)
+        if partition in planned:
+            raise CommandError(f"{file} has {partition} twice.", USAGE)
+        planned[partition] = ids
+    return planned
 
 
-def _entry(row: Any, file: Path) -> tuple[TopicPartition, list[int]]:
+def _parse_entry(row: Any, file: Path) -> tuple[TopicPartition, list[int]]:
     match row:
         case {"topic": str(topic), "partition": int(index), "replicas": [_, *_] as ids} if all(
             type(id) is int for id in ids
         ) and len(set(ids)) == len(ids):
             return TopicPartition(topic, index), ids
-    raise Failed(
+    raise CommandError(
         f"{file}: an entry needs topic, partition, and replicas, each broker once; not"
         f" {json.dumps(row)}.",
         USAGE,
     )
 
 
-def _ids(text: str) -> list[int]:
+def _parse_ids(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() for part in parts):
-        raise Failed(f"--brokers must be ids such as 1,2,3, not {text!r}.", USAGE)
+        raise CommandError(f"--brokers must be ids such as 1,2,3, not {text!r}.", USAGE)
     return [int(part) for part in parts]
 
 
 # Throttles (KIP-73).
 
 
-async def _set_throttles(client: Client, current: Plan, wanted: Plan, rate: int) -> None:
+async def _set_throttles(client: Client, current: Plan, planned: Plan, rate: int) -> None:
     """Throttle the replicas that are copied: the current ones as leaders, new ones as followers."""
     topics: dict[str, tuple[list[str], list[str]]] = {}
-    for where, ids in sorted(wanted.items()):
-        leaders, followers = topics.setdefault(where.topic, ([], []))
-        leaders += [f"{where.partition}:{id}" for id in current[where]]
-        followers += [f"{where.partition}:{id}" for id in ids if id not in current[where]]
+    for partition, ids in sorted(planned.items()):
+        leaders, followers = topics.setdefault(partition.topic, ([], []))
+        leaders += [f"{partition.partition}:{id}" for id in current[partition]]
+        followers += [f"{partition.partition}:{id}" for id in ids if id not in current[partition]]
     changes = {
-        Resource(ResourceType.TOPIC, topic): [
+        ConfigResource(ConfigResourceType.TOPIC, topic): [
             ConfigChange(name, ",".join(entries))
             for name, entries in zip(_THROTTLED, lists, strict=True)
             if entries
         ]
         for topic, lists in topics.items()
     }
-    brokers = {id for plan in (current, wanted) for ids in plan.values() for id in ids}
+    brokers = {id for plan in (current, planned) for ids in plan.values() for id in ids}
     for id in sorted(brokers):
         limits = [ConfigChange(name, str(rate)) for name in _RATES]
-        changes[Resource(ResourceType.BROKER, str(id))] = limits
+        changes[ConfigResource(ConfigResourceType.BROKER, str(id))] = limits
     expect(await client.admin.configs.alter(changes))
 
 
 async def _remove_throttles(client: Client, topics: Collection[str]) -> None:
     """Remove the throttles of these topics and of all brokers, as far as they are set."""
     brokers = await client.admin.describe_cluster(fenced=True)
-    names = {Resource(ResourceType.TOPIC, topic): _THROTTLED for topic in sorted(topics)}
-    names |= {Resource(ResourceType.BROKER, str(b.node_id)): _RATES for b in brokers.brokers}
-    changes: dict[Resource, list[ConfigChange]] = {}
+    names = {
+        ConfigResource(ConfigResourceType.TOPIC, topic): _THROTTLED for topic in sorted(topics)
+    }
+    names |= {
+        ConfigResource(ConfigResourceType.BROKER, str(b.node_id)): _RATES for b in brokers.brokers
+    }
+    changes: dict[ConfigResource, list[ConfigChange]] = {}
     for resource, keys in names.items():
-        if resource.type is ResourceType.BROKER and int(resource.name) in brokers.fenced:
+        if resource.type is ConfigResourceType.BROKER and int(resource.name) in brokers.fenced:
             continue  # A fenced broker does not answer.
         entries = (await client.admin.configs.describe([resource], keys=list(keys)))[resource]
         if isinstance(entries, KafkaError):

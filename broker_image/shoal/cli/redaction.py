@@ -23,7 +23,7 @@ _LINE = re.compile(rf"^([ \t\ufeff]*{_NAMED}[ \t]*[=:][ \t]*)\S.*$", re.IGNORECA
 #: A name and a value within a line. A value without quotes ends before the next pair. In JSON that
 #: is a text of JSON, quotes have backslashes, and a value ends at a quote with as many.
 _PAIR = re.compile(
-    rf"({_WORDS}[\w.\-]*\\*[\"']?\s*[=:]\s*)"
+    rf"({_WORDS}[\w.\-]{{0,200}}\\*[\"']?\s*[=:]\s*)"
     r"((?P<depth>\\+)\"(?:(?!(?<!\\)(?P=depth)\").)*(?:(?P=depth)\"|$)|"
     r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|[^\n,;}\]]+)",
     re.IGNORECASE,
@@ -51,21 +51,23 @@ _HINTS = (
 class Redaction:
     """Removes secrets; `known` are texts that are secrets wherever they occur."""
 
-    def __init__(self, known: Iterable[str] = ()) -> None:
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
         #: The longest first: one may contain another. A very short text would hide half of a log.
-        self._known = sorted({one for one in known if len(one) >= 4}, key=len, reverse=True)
+        self._secrets = sorted(
+            {secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True
+        )
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Return a text of lines without secrets."""
-        for one in self._known:
-            text = text.replace(one, HIDDEN)
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
         if "PRIVATE KEY-----" in text:
             for form in _KEYS:
                 text = form.sub(HIDDEN, text)
-        return "".join(map(self._line, text.splitlines(keepends=True)))
+        return "".join(map(self._redact_line, text.splitlines(keepends=True)))
 
     @staticmethod
-    def _line(line: str) -> str:
+    def _redact_line(line: str) -> str:
         lower = line.lower()
         if not any(hint in lower for hint in _HINTS):
             return line
@@ -74,20 +76,20 @@ class Redaction:
         line = _LINE.sub(lambda match: match[1] + HIDDEN, line)
         return _PAIR.sub(lambda match: match[1] + HIDDEN, line)
 
-    def value(self, value: Any) -> Any:
+    def redact_value(self, value: Any) -> Any:
         """Return an object for JSON without secrets: by the names of its keys, and in its texts."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, Mapping):
             return {
                 # Numbers, lists and objects, too; whether there is a secret is none.
                 name: HIDDEN
-                if is_secret(name) and not isinstance(one, bool | None)
-                else self.value(one)
-                for name, one in value.items()
+                if is_secret(name) and not isinstance(item, bool | None)
+                else self.redact_value(item)
+                for name, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.value(one) for one in value]
+            return [self.redact_value(item) for item in value]
         return value
 
 

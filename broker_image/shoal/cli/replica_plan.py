@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.client.cluster import TopicPartition
+    from shoal.client.net.cluster import TopicPartition
 
     Replicas = Mapping[TopicPartition, Sequence[int]]
     #: Hosts and racks by broker id.
@@ -39,21 +39,23 @@ def plan(
     """
     allowed, spread = sorted(set(brokers)), (hosts or {}, racks or {})
     planned = {
-        where: [id for id in replicas if id in allowed]
-        for where, replicas in sorted(current.items())
+        partition: [id for id in replicas if id in allowed]
+        for partition, replicas in sorted(current.items())
     }
     loads = Counter(dict.fromkeys(allowed, 0))
     loads.update(id for replicas in planned.values() for id in replicas)
-    for where, replicas in planned.items():
-        wanted = replication_factor or len(current[where])
-        if wanted > len(allowed):
-            raise ValueError(f"{where} has {wanted} replicas, but only {len(allowed)} brokers")
-        while len(replicas) > wanted:
+    for partition, replicas in planned.items():
+        replica_count = replication_factor or len(current[partition])
+        if replica_count > len(allowed):
+            raise ValueError(
+                f"{partition} has {replica_count} replicas, but only {len(allowed)} brokers"
+            )
+        while len(replicas) > replica_count:
             last_of = max(reversed(replicas[1:]), key=lambda id: loads[id])
             replicas.remove(last_of)
             loads[last_of] -= 1
-        while len(replicas) < wanted:
-            added = _emptiest(replicas, loads, spread)
+        while len(replicas) < replica_count:
+            added = _find_emptiest(replicas, loads, spread)
             replicas.append(added)
             loads[added] += 1
     _balance(planned, loads, spread)
@@ -61,12 +63,12 @@ def plan(
     return planned
 
 
-def _emptiest(replicas: Sequence[int], loads: Counter[int], spread: Spread) -> int:
+def _find_emptiest(replicas: Sequence[int], loads: Counter[int], spread: Spread) -> int:
     """Return the broker for a further replica."""
     used = [{of[id] for id in replicas if id in of} for of in spread]
 
     def rank(id: int) -> tuple[list[bool], int, int]:
-        near = [of.get(id) in taken for of, taken in zip(spread, used, strict=True)]
+        near = [of.get(id) in places for of, places in zip(spread, used, strict=True)]
         return near, loads[id], id
 
     return min((id for id in sorted(loads) if id not in replicas), key=rank)
@@ -74,16 +76,16 @@ def _emptiest(replicas: Sequence[int], loads: Counter[int], spread: Spread) -> i
 
 def _balance(planned: dict[TopicPartition, list[int]], loads: Counter[int], spread: Spread) -> None:
     while True:
-        move = _next_move(planned, loads, spread)
+        move = _find_next_move(planned, loads, spread)
         if move is None:
             return
-        replicas, at, to = move
-        loads[replicas[at]] -= 1
+        replicas, index, to = move
+        loads[replicas[index]] -= 1
         loads[to] += 1
-        replicas[at] = to
+        replicas[index] = to
 
 
-def _next_move(
+def _find_next_move(
     planned: Mapping[TopicPartition, list[int]], loads: Counter[int], spread: Spread
 ) -> tuple[list[int], int, int] | None:
     """Return the replicas in which one moves, its place, and its new broker."""
@@ -94,14 +96,16 @@ def _next_move(
                 break
             for replicas in planned.values():
                 if full in replicas and empty not in replicas:
-                    at = replicas.index(full)
-                    moved = [*replicas[:at], empty, *replicas[at + 1 :]]
-                    if all(_count(moved, of) >= _count(replicas, of) for of in spread):
-                        return replicas, at, empty
+                    index = replicas.index(full)
+                    moved = [*replicas[:index], empty, *replicas[index + 1 :]]
+                    if all(
+                        _count_places(moved, of) >= _count_places(replicas, of) for of in spread
+                    ):
+                        return replicas, index, empty
     return None
 
 
-def _count(replicas: Sequence[int], of: Mapping[int, str]) -> int:
+def _count_places(replicas: Sequence[int], of: Mapping[int, str]) -> int:
     return len({of.get(id) for id in replicas})
 
 

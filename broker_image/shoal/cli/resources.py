@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli.session import USAGE, Failed
+from shoal.cli.session import USAGE, CommandError
 from shoal.security.acls import CLUSTER_NAME, Acl, Operation, PatternType, ResourceType
 
 TYPES = {
@@ -16,16 +16,16 @@ TYPES = {
 }
 
 
-class Resource(NamedTuple):
+class AclResource(NamedTuple):
     """A type of resource and a name."""
 
     type: ResourceType
     name: str
 
     def __str__(self) -> str:
-        return self.words(self.name)
+        return self.format_words(self.name)
 
-    def words(self, name: str) -> str:
+    def format_words(self, name: str) -> str:
         kind = self.type.name.lower().replace("_", " ")
         return "the cluster" if self.type == ResourceType.CLUSTER else f"{kind} {name}"
 
@@ -83,60 +83,64 @@ class ResourceOptions(NamedTuple):
         bool, typer.Option("--prefixed", help="The names are prefixes of names of resources.")
     ] = False
 
-    def resources(self) -> list[Resource]:
+    def make_resources(self) -> list[AclResource]:
         """Return the resources in the order of their types."""
-        named = {
+        names_by_type = {
             ResourceType.TOPIC: self.topic,
             ResourceType.GROUP: self.group,
             ResourceType.TRANSACTIONAL_ID: self.transactional_id,
             ResourceType.DELEGATION_TOKEN: self.delegation_token,
-            ResourceType.USER: map(principal, self.user or ()),
+            ResourceType.USER: map(parse_principal, self.user or ()),
             ResourceType.CLUSTER: [CLUSTER_NAME] if self.cluster else None,
         }
-        return [Resource(kind, name) for kind, names in named.items() for name in names or ()]
+        return [
+            AclResource(kind, name) for kind, names in names_by_type.items() for name in names or ()
+        ]
 
 
-def parse(text: str) -> Resource | str:
+def parse_resource(text: str) -> AclResource | str:
     """Parse `TYPE:NAME` or `cluster`; return the text itself if it is only a name."""
     if text == "cluster":
-        return Resource(ResourceType.CLUSTER, CLUSTER_NAME)
+        return AclResource(ResourceType.CLUSTER, CLUSTER_NAME)
     kind, sign, name = text.partition(":")
     if not sign or kind not in TYPES:
         return text
     if not name:
-        raise Failed(f"{text} has no name. Write {kind}:NAME.", USAGE)
-    return Resource(TYPES[kind], principal(name) if TYPES[kind] is ResourceType.USER else name)
+        raise CommandError(f"{text} has no name. Write {kind}:NAME.", USAGE)
+    return AclResource(
+        TYPES[kind], parse_principal(name) if TYPES[kind] is ResourceType.USER else name
+    )
 
 
-def principal(text: str) -> str:
+def parse_principal(text: str) -> str:
     """Return a principal with its type, which is User if none is given."""
     return text if re.match(r"[A-Za-z]+:", text) else f"User:{text}"
 
 
-def row(acl: Acl) -> dict[str, Any]:
+def make_acl_row(acl: Acl) -> dict[str, Any]:
     """Return an entry for tables and JSON."""
     return {
         "principal": acl.principal,
         "permission": acl.permission.name.lower(),
-        "operation": word(acl.operation),
-        "resource_type": word(acl.resource_type),
+        "operation": format_word(acl.operation),
+        "resource_type": format_word(acl.resource_type),
         "resource": acl.resource_name,
-        "pattern": word(acl.pattern_type),
+        "pattern": format_word(acl.pattern_type),
         "host": acl.host,
     }
 
 
-def sentence(acl: Acl) -> str:
+def format_acl(acl: Acl) -> str:
     """Return an entry for people, such as `allow read on topic orders-* for User:ann`."""
     prefixed = acl.pattern_type == PatternType.PREFIXED
-    resource = Resource(acl.resource_type, acl.resource_name)
-    where = "" if acl.host == "*" else f" from {acl.host}"
+    resource = AclResource(acl.resource_type, acl.resource_name)
+    origin = "" if acl.host == "*" else f" from {acl.host}"
     return (
-        f"{acl.permission.name.lower()} {word(acl.operation)} on"
-        f" {resource.words(acl.resource_name + '…' * prefixed)} for {acl.principal}{where}"
+        f"{acl.permission.name.lower()} {format_word(acl.operation)} on"
+        f" {resource.format_words(acl.resource_name + '…' * prefixed)} for {acl.principal}{origin}"
     )
 
 
-def word(member: Operation | ResourceType | PatternType) -> str:
+def format_word(member: Operation | ResourceType | PatternType) -> str:
     """Return the command line's spelling of a term."""
     return member.name.lower().replace("_", "-")

@@ -1,4 +1,5 @@
-"""Rich's console that writes `visible` text only: apart from `terminal`, which needs no package."""
+"""Rich's console that writes `make_visible` text only: apart from `terminal`, which needs no
+package."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.segment import Segment
 
-from shoal.cli.terminal import visible
+from shoal.cli.terminal import make_visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,4 +27,4 @@ class SafeConsole(Console):
             if segment.control or not self.is_terminal:
                 yield segment
             else:
-                yield Segment(visible(segment.text), segment.style)
+                yield Segment(make_visible(segment.text), segment.style)

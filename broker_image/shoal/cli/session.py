@@ -20,17 +20,17 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from shoal.cli import prompts
-from shoal.cli.client_properties import Cluster, client_settings
+from shoal.cli.client_properties import ClusterOptions, load_client_settings
 from shoal.cli.failures import INTERRUPTED as INTERRUPTED
 from shoal.cli.failures import REFUSED as REFUSED
 from shoal.cli.failures import UNREACHABLE as UNREACHABLE
 from shoal.cli.failures import USAGE as USAGE
-from shoal.cli.failures import Failed as Failed
+from shoal.cli.failures import CommandError as CommandError
 from shoal.cli.terminal import say
-from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, Unreachable
 from shoal.client.settings import DEFAULT_BOOTSTRAP
+from shoal.monitoring import remedies
 from shoal.record.batch import CorruptBatch
 
 Bootstrap = Annotated[
@@ -75,7 +75,7 @@ Property = Annotated[
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
-def new_app(help: str) -> typer.Typer:
+def make_app(help: str) -> typer.Typer:
     """Return a Typer application with plain help and plain tracebacks."""
     return typer.Typer(
         help=help,
@@ -97,8 +97,8 @@ def command(
     def register(function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         groups = {p.name: p.annotation for p in own if hasattr(p.annotation, "_fields")}
-        shared = inspect.signature(_connection, eval_str=True).parameters.values()
-        options = [one for p in own for one in (_fields(p) if p.name in groups else [p])]
+        shared = inspect.signature(_define_connection_options, eval_str=True).parameters.values()
+        options = [option for p in own for option in (_list_fields(p) if p.name in groups else [p])]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*options, *shared, _CONTEXT)]
 
         @functools.wraps(function)
@@ -106,8 +106,8 @@ def command(
             connection = {p.name: given.pop(p.name) for p in shared}
             for group, kind in groups.items():
                 given[group] = kind(**{name: given.pop(name) for name in kind._fields})
-            cluster = Cluster(**{name: connection[name] for name in Cluster._fields})
-            variables = _of_variables(given.pop(_CONTEXT.name))
+            cluster = ClusterOptions(**{name: connection[name] for name in ClusterOptions._fields})
+            variables = _find_variables(given.pop(_CONTEXT.name))
             perform(
                 lambda client: function(client, **given),
                 cluster,
@@ -124,7 +124,7 @@ def command(
     return register
 
 
-def _fields(group: inspect.Parameter) -> list[inspect.Parameter]:
+def _list_fields(group: inspect.Parameter) -> list[inspect.Parameter]:
     """Return the fields of a NamedTuple as parameters."""
     kind = group.annotation
     hints = get_type_hints(kind, include_extras=True)
@@ -140,7 +140,7 @@ def _fields(group: inspect.Parameter) -> list[inspect.Parameter]:
     ]
 
 
-def _connection(
+def _define_connection_options(
     bootstrap_server: Bootstrap = None,
     command_config: CommandConfig = None,
     profile: Profile = None,
@@ -151,7 +151,7 @@ def _connection(
 
 def perform(
     call: Callable[[Client], Awaitable[None]],
-    cluster: Cluster,
+    cluster: ClusterOptions,
     variables: frozenset[str],
     properties: list[str] | None,
 ) -> None:
@@ -159,9 +159,9 @@ def perform(
     `cluster` that environment variables set.
     """
     try:
-        cluster = cluster.without(variables)
-        settings = client_settings(cluster, properties)
-    except Failed as error:
+        cluster = cluster.drop_variables(variables)
+        settings = load_client_settings(cluster, properties)
+    except CommandError as error:
         fail(str(error), error.code)
     except (ValueError, ClientError) as error:
         fail(f"{error}.", USAGE)
@@ -173,28 +173,28 @@ def perform(
             try:
                 await call(client)
             except ClientError as error:
-                raise Failed(
-                    await remedies.sentence(error, client.cluster), _code(error)
+                raise CommandError(
+                    await remedies.format_sentence(error, client.cluster), _get_exit_code(error)
                 ) from error
 
-    guarded(lambda: asyncio.run(main()))
+    run_guarded(lambda: asyncio.run(main()))
 
 
-def _of_variables(context: typer.Context) -> frozenset[str]:
+def _find_variables(context: typer.Context) -> frozenset[str]:
     """Return the fields of `Cluster` that environment variables set."""
-    sources = {name: context.get_parameter_source(name) for name in Cluster._fields}
+    sources = {name: context.get_parameter_source(name) for name in ClusterOptions._fields}
     return frozenset(n for n, source in sources.items() if source and source.name == "ENVIRONMENT")
 
 
-def guarded(call: Callable[[], None]) -> None:
+def run_guarded(call: Callable[[], None]) -> None:
     """Run `call`. A failure becomes a sentence on standard error and an exit code."""
     try:
         call()
         sys.stdout.flush()
-    except Failed as error:
+    except CommandError as error:
         fail(str(error), error.code)
     except ClientError as error:
-        fail(f"{error}.", _code(error))
+        fail(f"{error}.", _get_exit_code(error))
     except CorruptBatch as error:
         fail(f"the broker sent records that cannot be read: {error}.")
     except KeyboardInterrupt:
@@ -222,5 +222,5 @@ def warn(sentence: str) -> None:
     say(f"shoal: {sentence}", file=sys.stderr)
 
 
-def _code(error: ClientError) -> int:
+def _get_exit_code(error: ClientError) -> int:
     return UNREACHABLE if isinstance(error, Unreachable) else REFUSED

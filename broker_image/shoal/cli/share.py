@@ -1,35 +1,36 @@
-"""`shoal share`: the records in flight of share groups, and a pause of their delivery.
+"""`shoal share`: the records in flight of share groups, cancelling, and a pause of delivery.
 
 `redrive` and `skip` are other names of `shoal dlq redrive` and `shoal dlq skip`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli import dlq, groups, output, shoal_only
+from shoal.cli import dlq, groups, output, share_cancel, shoal_only
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import Failed, command, new_app, warn
+from shoal.cli.session import CommandError, command, make_app, warn
 from shoal.cli.terminal import say
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, expect
-from shoal.client.groups import SHARE
-from shoal.protocol.share import InFlight, InFlightState
+from shoal.client.net.cluster import TopicPartition
+from shoal.protocol.share import InFlightRecords, InFlightState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _PAUSED = "share.delivery.paused"
+_FAIRNESS_BY = "share.fairness.by"
 #: Keys of records that are at most this number of offsets apart are read together.
 _NEAR = 1_000
 
 
-class State(StrEnum):
+class RecordStateName(StrEnum):
     """The states of records in flight."""
 
     AVAILABLE = "available"
@@ -39,15 +40,30 @@ class State(StrEnum):
     HOLDS_KEY = "holds-key"
     DELAYED = "delayed"
     BEHIND_KEY = "behind-key"
+    BEHIND_LIMIT = "behind-limit"
 
     @staticmethod
-    def of(state: InFlightState) -> State:
-        return State[state.name]
+    def from_in_flight(state: InFlightState) -> RecordStateName:
+        return RecordStateName[state.name]
+
+
+class Grouping(StrEnum):
+    """What `inspect` counts records by."""
+
+    TENANT = "tenant"
 
 
 #: The states that `inspect` lists by default. Records in the others wait to be delivered.
-_IN_FLIGHT = (State.ACQUIRED, State.BACKING_OFF, State.ARCHIVING, State.HOLDS_KEY)
-app = new_app("Show records in flight, pause delivery, and redrive dead letters of share groups.")
+_IN_FLIGHT = (
+    RecordStateName.ACQUIRED,
+    RecordStateName.BACKING_OFF,
+    RecordStateName.ARCHIVING,
+    RecordStateName.HOLDS_KEY,
+)
+app = make_app(
+    "Show records in flight, cancel records, pause delivery, and redrive dead letters of share"
+    " groups."
+)
 
 
 @command(app, "inspect")
@@ -59,7 +75,7 @@ async def inspect(
         typer.Argument(metavar="TOPIC[:0,1]", help="A topic, or some of its partitions."),
     ],
     state: Annotated[
-        list[State] | None,
+        list[RecordStateName] | None,
         typer.Option(
             help="List records in this state; may be repeated. Default: those in flight, which are"
             f" {', '.join(_IN_FLIGHT)}."
@@ -68,113 +84,163 @@ async def inspect(
     max_records: Annotated[
         int, typer.Option("--max-records", "-n", min=1, help="Show at most this many records.")
     ] = 1_000,
+    by: Annotated[
+        Grouping | None,
+        typer.Option(
+            help="Count the records of each tenant (share.fairness.by), the busiest first, and"
+            " also those that wait."
+        ),
+    ] = None,
     keys: Annotated[
         bool,
         typer.Option("--keys/--no-keys", help="Read the records' keys, which reads the records."),
     ] = True,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show each record in flight: its state, deliveries, member, key, and the time until its lock,
-    back-off or delay ends.
+    """Show each record in flight: its state, deliveries, member, key, the time until its lock,
+    back-off or delay ends, and why it failed last, if a worker said so to the partition's leader.
 
     States of records in flight: acquired by a member; backing-off after a failed delivery;
     archiving until its dead letter is written; holds-key while its dead letter blocks its key.
-    Other records wait: delayed by its producer; behind-key of an earlier record; available to the
-    next fetch.
+    Other records wait: delayed by its producer; behind-key of an earlier record; behind-limit of
+    its tenant; available to the next fetch.
     """
     await shoal_only.require(client, "request for records in flight")
-    await _require_share_group(client, group)
-    where = await groups.partitions(client, [topic], "TOPIC")
-    shown, more = await _records(client, group, where, frozenset(state or _IN_FLIGHT), max_records)
-    found = await _keys(client, [(w, o) for w, o, _ in shown]) if keys else {}
-    rows = [_row(w, offset, entry, found.get((w, offset))) for w, offset, entry in shown]
+    await groups.require_share_group(client, group)
+    partitions = await groups.parse_partitions(client, [topic], "TOPIC")
+    states = state or (_IN_FLIGHT if by is None else RecordStateName)
+    shown, more = await _list_records(client, group, partitions, frozenset(states), max_records)
+    if more:
+        warn(f"there are more records in flight. Show more with --max-records {2 * max_records}.")
+    if by is Grouping.TENANT:
+        await _print_tenants(client, group, topic, shown, format)
+        return
+    record_keys = await _read_keys(client, [(w, o) for w, o, _ in shown]) if keys else {}
+    rows = [_make_row(w, offset, entry, record_keys.get((w, offset))) for w, offset, entry in shown]
     columns = ["partition", "offset", "state", "deliveries", "time_left", "member", "key"]
-    output.rows(
+    if any(row["failure"] for row in rows):
+        columns.append("failure")
+    output.print_rows(
         format,
-        rows if format is Format.JSON else [_cells(row) for row in rows],
+        rows if format is not Format.TABLE else [_format_cells(row) for row in rows],
         columns,
         empty=f"Group {group} has no such records in flight in {topic}.",
         expendable=["deliveries"],
     )
-    if more:
-        warn(f"there are more records in flight. Show more with --max-records {2 * max_records}.")
 
 
-async def _require_share_group(client: Client, group: str) -> None:
-    found = expect(await client.admin.groups.describe([group]))[group]
-    if found.type != SHARE:
-        raise Failed(f"group {group!r} is a {found.type.lower()} group, not a share group.")
+async def _print_tenants(
+    client: Client,
+    group: str,
+    topic: str,
+    shown: Sequence[tuple[TopicPartition, int, InFlightRecords]],
+    format: Format,
+) -> None:
+    """Print the numbers of records by tenant and state."""
+    resource = ConfigResource(ConfigResourceType.GROUP, group)
+    configs = expect(await client.admin.configs.describe([resource]))[resource]
+    fairness_by = configs[_FAIRNESS_BY].value or "none"
+    if fairness_by == "none":
+        raise CommandError(
+            f"group {group!r} does not tell tenants apart. Set {_FAIRNESS_BY} to key or to"
+            " header:NAME."
+        )
+    header = fairness_by.removeprefix("header:") if fairness_by != "key" else ""
+    tenants = await _read_keys(client, [(w, o) for w, o, _ in shown], header)
+    counts: dict[str, Counter[str]] = {}
+    for where, offset, entry in shown:
+        name = output.to_text_or_hex(tenants.get((where, offset))) or ""
+        state = RecordStateName.from_in_flight(entry.state)
+        counts.setdefault(name, Counter())[state] += 1
+    found = [s for s in RecordStateName if any(s in of_tenant for of_tenant in counts.values())]
+    rows: list[dict[str, Any]] = [
+        {"tenant": name, "records": of_tenant.total(), **{s: of_tenant[s] for s in found}}
+        for name, of_tenant in sorted(counts.items(), key=lambda x: -x[1].total())
+    ]
+    empty = f"Group {group} has no such records in flight in {topic}."
+    output.print_rows(format, rows, ["tenant", "records", *found], empty=empty)
 
 
-async def _records(
+async def _list_records(
     client: Client,
     group: str,
     partitions: Iterable[TopicPartition],
-    states: frozenset[State],
+    states: frozenset[RecordStateName],
     records_max: int,
-) -> tuple[list[tuple[TopicPartition, int, InFlight]], bool]:
+) -> tuple[list[tuple[TopicPartition, int, InFlightRecords]], bool]:
     """Return records in flight in log order, and whether there are more than `records_max`."""
-    found: list[tuple[TopicPartition, int, InFlight]] = []
-    for where in partitions:
+    records: list[tuple[TopicPartition, int, InFlightRecords]] = []
+    for partition in partitions:
         start: int | None = 0
         while start is not None:
-            page = expect(await client.admin.share_groups.in_flight(group, {where: start}))[where]
+            page = expect(await client.admin.share_groups.in_flight(group, {partition: start}))[
+                partition
+            ]
             for entry in page.entries:
-                if State.of(entry.state) not in states:
+                if RecordStateName.from_in_flight(entry.state) not in states:
                     continue
-                room = records_max - len(found)
+                room = records_max - len(records)
                 last = min(entry.last_offset, entry.first_offset + room - 1)
-                found += [(where, offset, entry) for offset in range(entry.first_offset, last + 1)]
+                records += [
+                    (partition, offset, entry) for offset in range(entry.first_offset, last + 1)
+                ]
                 if last < entry.last_offset:
-                    return found, True
+                    return records, True
             start = page.next_offset
-    return found, False
+    return records, False
 
 
-async def _keys(
-    client: Client, records: Sequence[tuple[TopicPartition, int]]
+async def _read_keys(
+    client: Client, records: Sequence[tuple[TopicPartition, int]], header: str = ""
 ) -> dict[tuple[TopicPartition, int], bytes | None]:
-    """Return the keys of records. Those that cannot be read are left out, with a warning."""
+    """Return the keys of records, or the values of a header. Those that cannot be read are left
+    out, with a warning."""
     keys: dict[tuple[TopicPartition, int], bytes | None] = {}
-    wanted = frozenset(records)
-    for where, first, last in _ranges(records):
+    positions = frozenset(records)
+    for partition, first, last in _join_ranges(records):
         try:
-            async for fetched in client.fetcher.range(where.topic, where.partition, first, last):
+            async for fetched in client.fetcher.fetch_range(
+                partition.topic, partition.partition, first, last
+            ):
                 for record in fetched.records():
-                    if (where, record.offset) in wanted:
-                        keys[(where, record.offset)] = record.key
+                    if (partition, record.offset) in positions:
+                        key = dict(record.headers).get(header) if header else record.key
+                        keys[(partition, record.offset)] = key
         except ClientError as error:
-            warn(f"the keys of {where} cannot be read: {error}.")
+            warn(f"the keys of {partition} cannot be read: {error}.")
     return keys
 
 
-def _ranges(
+def _join_ranges(
     records: Sequence[tuple[TopicPartition, int]],
 ) -> list[tuple[TopicPartition, int, int]]:
     """Join offsets that are near each other to ranges."""
     ranges: list[tuple[TopicPartition, int, int]] = []
-    for where, offset in records:
-        if ranges and ranges[-1][0] == where and offset - ranges[-1][2] <= _NEAR:
-            ranges[-1] = (where, ranges[-1][1], offset)
+    for partition, offset in records:
+        if ranges and ranges[-1][0] == partition and offset - ranges[-1][2] <= _NEAR:
+            ranges[-1] = (partition, ranges[-1][1], offset)
         else:
-            ranges.append((where, offset, offset))
+            ranges.append((partition, offset, offset))
     return ranges
 
 
-def _row(where: TopicPartition, offset: int, entry: InFlight, key: bytes | None) -> dict[str, Any]:
+def _make_row(
+    partition: TopicPartition, offset: int, entry: InFlightRecords, key: bytes | None
+) -> dict[str, Any]:
     return {
-        "topic": where.topic,
-        "partition": where.partition,
+        "topic": partition.topic,
+        "partition": partition.partition,
         "offset": offset,
-        "key": output.text_or_hex(key),
-        "state": State.of(entry.state),
+        "key": output.to_text_or_hex(key),
+        "state": RecordStateName.from_in_flight(entry.state),
         "delivery_count": entry.delivery_count,
         "member": entry.member_id or None,
+        "failure": entry.failure or None,
         "time_left_ms": None if entry.time_left_ms < 0 else entry.time_left_ms,
     }
 
 
-def _cells(row: dict[str, Any]) -> dict[str, Any]:
+def _format_cells(row: dict[str, Any]) -> dict[str, Any]:
     left_ms = row["time_left_ms"]
     time_left = None if left_ms is None else f"{left_ms / 1000:,.1f} s"
     return row | {"deliveries": row["delivery_count"], "time_left": time_left}
@@ -200,10 +266,15 @@ async def resume(client: Client, group: groups.Id) -> None:
 
 async def _set_paused(client: Client, group: str, *, paused: bool) -> None:
     await shoal_only.require(client, f"group config {_PAUSED}")
-    await _require_share_group(client, group)
+    await groups.require_share_group(client, group)
     change = ConfigChange(_PAUSED, str(paused).lower())
-    expect(await client.admin.configs.alter({Resource(ResourceType.GROUP, group): [change]}))
+    expect(
+        await client.admin.configs.alter(
+            {ConfigResource(ConfigResourceType.GROUP, group): [change]}
+        )
+    )
 
 
+command(app, "cancel")(share_cancel.cancel)
 command(app, "redrive")(dlq.redrive)
 command(app, "skip")(dlq.skip)

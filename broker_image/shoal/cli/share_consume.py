@@ -7,38 +7,42 @@ hand. When the command ends, implicit mode accepts the printed records. All othe
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from shoal.cli.consume import Stop
-from shoal.cli.records import AnyRecord, RecordFormat, printer
-from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.consume import StopCondition
+from shoal.cli.group_names import check_group
+from shoal.cli.records import AnyRecord, RecordFormat, make_printer
+from shoal.cli.session import USAGE, CommandError, command, make_app, warn
+from shoal.cli.share_exec import ExecOptions, run_commands
 from shoal.cli.terminal import say
-from shoal.client import lag, skipped_records
-from shoal.client.batches import CorruptRecords
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import OffsetSpec
 from shoal.client.blocking_calls import run_in_thread
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError, expect
-from shoal.client.share import (
+from shoal.client.net.batches import CorruptRecords
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.queues import lag, skipped_records
+from shoal.client.share.member import (
     Acknowledgement,
     AcknowledgeType,
-    Acquired,
+    AcquiredRecords,
     AcquireMode,
-    Refusal,
+    RejectedAcknowledgement,
     SharedRecord,
     ShareSession,
 )
-from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.reasons import FailureReason
 from shoal.record.batch import CorruptBatch
 from shoal.record.offset_set import OffsetSet
 
-app = new_app("Acquire records from a share group and settle them.")
+app = make_app("Acquire records from a share group and settle them.")
 
 #: Records per fetch, few enough that several consumers in several terminals all get some.
 MAX_RECORDS = 20
@@ -74,6 +78,13 @@ async def share_consume(
             "applies by offset modulo its length; ask prompts for each record.",
         ),
     ] = None,
+    reason: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="With --ack: why records are released or rejected, for their dead letters.",
+        ),
+    ] = "",
     from_beginning: Annotated[
         bool,
         typer.Option(
@@ -93,14 +104,23 @@ async def share_consume(
     timeout: Annotated[
         str | None, typer.Option(metavar="5s", help="Stop after this time without a record.")
     ] = None,
+    commands: ExecOptions = ExecOptions(),
     format: RecordFormat = TEMPLATE,
 ) -> None:
-    """Print records with their delivery count and settle them."""
-    show = printer(format)
-    stop = Stop(max_messages, timeout)
-    pattern = _pattern(ack)
+    """Print records with their delivery count and settle them, or run a command for each."""
+    check_group(group)
+    if commands.exec is not None:
+        if ack is not None:
+            raise CommandError("--ack and --exec exclude each other: the exit code decides.", USAGE)
+        await run_commands(client, group, topics, commands, max_messages)
+        return
+    show = make_printer(format)
+    stop = StopCondition(max_messages, timeout)
+    pattern = _parse_pattern(ack)
+    if reason and pattern is None:
+        raise CommandError("--reason needs --ack: printed records are accepted.", USAGE)
     for topic in topics:
-        await client.cluster.topic(topic)
+        await client.cluster.get_topic(topic)
     if from_beginning:
         await _begin_at_the_oldest(client, group, topics)
     else:
@@ -111,22 +131,22 @@ async def share_consume(
     limit = 1 if pattern == [] else max_records
     async with await client.share(group, topics) as session:
         if pattern is None:
-            await _implicit(session, show, stop, limit)
+            await _consume_implicitly(session, show, stop, limit)
         else:
-            await _explicit(session, show, stop, limit, pattern)
+            await _consume_explicitly(session, show, stop, limit, pattern, reason)
 
 
-def _pattern(ack: str | None) -> list[AcknowledgeType] | None:
+def _parse_pattern(ack: str | None) -> list[AcknowledgeType] | None:
     """Return None for implicit mode, an empty list to ask, else the types of the pattern."""
     if ack is None:
         return None
     if ack == "ask":
         if not sys.stdin.isatty():
-            raise Failed("--ack ask needs a terminal.", USAGE)
+            raise CommandError("--ack ask needs a terminal.", USAGE)
         return []
     unknown = [word for word in ack.split(",") if word not in _WORDS]
     if unknown:
-        raise Failed(
+        raise CommandError(
             f"--ack must be accept, release, reject, renew or ask, not {unknown[0]!r}.", USAGE
         )
     return [_WORDS[word] for word in ack.split(",")]
@@ -138,10 +158,10 @@ async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) ->
     A group with members keeps its positions: they were set when the members joined.
     """
     admin = client.admin
-    asked = dict.fromkeys(await _unread_partitions(client, group, topics), OffsetSpec.EARLIEST)
-    if not asked:
+    specs = dict.fromkeys(await _find_unread_partitions(client, group, topics), OffsetSpec.EARLIEST)
+    if not specs:
         return
-    starts = expect(await admin.topics.offsets(asked))
+    starts = expect(await admin.topics.offsets(specs))
     try:
         offsets = {p: listed.offset for p, listed in starts.items()}
         expect(await admin.share_groups.alter_offsets(group, offsets))
@@ -150,31 +170,33 @@ async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) ->
             raise
 
 
-async def _unread_partitions(client: Client, group: str, topics: list[str]) -> list[TopicPartition]:
+async def _find_unread_partitions(
+    client: Client, group: str, topics: list[str]
+) -> list[TopicPartition]:
     """Return the partitions in which the group has no position."""
     admin = client.admin
-    found = expect(await admin.topics.describe(topics))
-    wanted = [TopicPartition(t.name, p.index) for t in found.values() for p in t.partitions]
+    described = expect(await admin.topics.describe(topics))
+    partitions = [TopicPartition(t.name, p.index) for t in described.values() for p in t.partitions]
     have = (await admin.share_groups.offsets([group])).get(group)
     if isinstance(have, KafkaError):
         if have.code is not ErrorCode.group_id_not_found:
             raise have
         have = None  # Its first member, or setting its offsets, creates the group.
-    known = {
+    positioned = {
         p for p, o in (have or {}).items() if not isinstance(o, KafkaError) and o.start_offset >= 0
     }
-    return [p for p in wanted if p not in known]
+    return [p for p in partitions if p not in positioned]
 
 
 async def _warn_of_skipped_records(client: Client, group: str, topics: list[str]) -> None:
     """Warn if the group starts at the end of a topic that has records."""
     try:
-        unread = await _unread_partitions(client, group, topics)
-        resource = Resource(ResourceType.GROUP, group)
+        unread = await _find_unread_partitions(client, group, topics)
+        resource = ConfigResource(ConfigResourceType.GROUP, group)
         configs = (await client.admin.configs.describe([resource], keys=[_RESET]))[resource]
         if isinstance(configs, KafkaError) or configs[_RESET].value != "latest":
             return
-        ends = await lag.log_ends(client.admin, unread)
+        ends = await lag.find_log_ends(client.admin, unread)
         starts = await skipped_records.read_log_starts(client.admin, unread)
     except ClientError:
         return  # A user who may not see this may still consume.
@@ -184,84 +206,92 @@ async def _warn_of_skipped_records(client: Client, group: str, topics: list[str]
 
 
 async def _acquire(
-    session: ShareSession, stop: Stop, limit: int, carried: list[Acknowledgement]
-) -> tuple[Acquired, ...]:
+    session: ShareSession, stop: StopCondition, limit: int, carried: list[Acknowledgement]
+) -> tuple[AcquiredRecords, ...]:
     if stop.max_messages is not None:
         limit = min(limit, stop.max_messages - stop.count)
-    found = await session.acquire(
+    acquisition = await session.acquire(
         max_records=limit,
         max_wait_ms=stop.wait_ms,
         mode=AcquireMode.RECORD_LIMIT,
         acknowledgements=carried,
     )
-    _report(found.refusals)
-    return found.acquired
+    _report(acquisition.refusals)
+    return acquisition.acquired
 
 
-async def _implicit(
-    session: ShareSession, show: Callable[[AnyRecord], str], stop: Stop, limit: int
+async def _consume_implicitly(
+    session: ShareSession, show: Callable[[AnyRecord], str], stop: StopCondition, limit: int
 ) -> None:
     printed: list[Acknowledgement] = []
     try:
         while not stop.full and not stop.idle:
             carried, printed = printed, []
             for acquired in await _acquire(session, stop, limit, carried):
-                for record in _records(acquired, printed):
+                for record in _decode_records(acquired, printed):
                     say(show(record), flush=True)
-                    printed.append(_settled(record, AcknowledgeType.ACCEPT))
-                    stop.took()
+                    printed.append(_make_acknowledgement(record, AcknowledgeType.ACCEPT))
+                    stop.count_record()
     finally:
         if printed:
-            _report(await session.acknowledge(merged(printed)))
+            _report(await session.acknowledge(merge(printed)))
 
 
-async def _explicit(
+async def _consume_explicitly(
     session: ShareSession,
     show: Callable[[AnyRecord], str],
-    stop: Stop,
+    stop: StopCondition,
     limit: int,
     pattern: list[AcknowledgeType],
+    reason: str,
 ) -> None:
     while not stop.full and not stop.idle:
         for acquired in await _acquire(session, stop, limit, []):
             settled: list[Acknowledgement] = []
-            for record in _records(acquired, settled):
+            for record in _decode_records(acquired, settled):
                 say(show(record), flush=True)
-                stop.took()
+                stop.count_record()
                 if pattern:
-                    settled.append(_settled(record, pattern[record.offset % len(pattern)]))
-                elif not await _ask(session, record):
+                    kind = pattern[record.offset % len(pattern)]
+                    settled.append(_make_acknowledgement(record, kind, reason))
+                elif not await _ask(session, record, reason):
                     return
             if settled:
-                _report(await session.acknowledge(merged(settled)))
+                _report(await session.acknowledge(merge(settled)))
 
 
-def _records(acquired: Acquired, settled: list[Acknowledgement]) -> list[SharedRecord]:
+def _decode_records(
+    acquired: AcquiredRecords, settled: list[Acknowledgement]
+) -> list[SharedRecord]:
     """Return the records. Add acknowledgements of gaps and corrupt batches to `settled`."""
     try:
-        found = list(acquired.records())
+        records = list(acquired.records())
     except (CorruptRecords, CorruptBatch) as error:
         warn(f"{acquired.topic}-{acquired.partition}: {error}. The records are rejected.")
-        settled += acquired.acknowledge(AcknowledgeType.REJECT)
+        reason = FailureReason(type(error).__name__, str(error), worker=socket.gethostname())
+        settled += acquired.acknowledge(AcknowledgeType.REJECT, reason=reason)
         return []
-    present = {record.offset for record in found}
+    present = {record.offset for record in records}
     settled += [
-        Acknowledgement(acquired.topic, acquired.partition, at, at, AcknowledgeType.GAP)
+        Acknowledgement(acquired.topic, acquired.partition, offset, offset, AcknowledgeType.GAP)
         for r in acquired.ranges
-        for at in range(r.first_offset, r.last_offset + 1)
-        if at not in present
+        for offset in range(r.first_offset, r.last_offset + 1)
+        if offset not in present
     ]
-    return found
+    return records
 
 
-async def _ask(session: ShareSession, record: SharedRecord) -> bool:
-    """Settle one record as the user answers; return whether to continue."""
+async def _ask(session: ShareSession, record: SharedRecord, reason: str) -> bool:
+    """Settle one record as the user answers; return whether to continue. A reason may follow the
+    answer, as in `j no such customer`."""
     while True:
-        answer = (await run_in_thread(_prompt)).strip().lower()[:1]
+        word, _, why = (await run_in_thread(_prompt)).strip().partition(" ")
+        answer = word.lower()[:1]
         if answer in ("q", ""):
             return False
         if answer in _ANSWERS:
-            _report(await session.acknowledge([_settled(record, _ANSWERS[answer])]))
+            ack = _make_acknowledgement(record, _ANSWERS[answer], why.strip() or reason)
+            _report(await session.acknowledge([ack]))
             if answer != "n":
                 return True
 
@@ -273,29 +303,36 @@ def _prompt() -> str:
         return "q"
 
 
-def _settled(record: SharedRecord, type: AcknowledgeType) -> Acknowledgement:
-    return Acknowledgement(record.topic, record.partition, record.offset, record.offset, type)
+def _make_acknowledgement(
+    record: SharedRecord, type: AcknowledgeType, reason: str = ""
+) -> Acknowledgement:
+    why = None
+    if reason and type in (AcknowledgeType.RELEASE, AcknowledgeType.REJECT):
+        why = FailureReason(message=reason, worker=socket.gethostname())
+    place = (record.topic, record.partition, record.offset, record.offset)
+    return Acknowledgement(*place, type, reason=why)
 
 
-def merged(acks: list[Acknowledgement]) -> list[Acknowledgement]:
-    """Merge adjacent offsets with the same type into ranges."""
-    offsets: dict[tuple[str, int, AcknowledgeType], OffsetSet] = {}
+def merge(acks: list[Acknowledgement]) -> list[Acknowledgement]:
+    """Merge adjacent offsets with the same type and reason into ranges."""
+    offsets: dict[tuple[str, int, AcknowledgeType, FailureReason | None], OffsetSet] = {}
     for ack in acks:
-        alike = offsets.setdefault((ack.topic, ack.partition, ack.type), OffsetSet())
+        alike = offsets.setdefault((ack.topic, ack.partition, ack.type, ack.reason), OffsetSet())
         alike.add(ack.first_offset, ack.last_offset)
-    return sorted(
-        Acknowledgement(topic, partition, first, last, type)
-        for (topic, partition, type), alike in offsets.items()
-        for first, last in alike.ranges()
-    )
+    merged = [
+        Acknowledgement(topic, partition, first, last, type, reason=reason)
+        for (topic, partition, type, reason), alike in offsets.items()
+        for first, last in alike.iter_ranges()
+    ]
+    return sorted(merged, key=lambda ack: ack[:4])
 
 
-def _report(refusals: tuple[Refusal, ...]) -> None:
+def _report(refusals: tuple[RejectedAcknowledgement, ...]) -> None:
     for ack, error in refusals:
         many = ack.last_offset > ack.first_offset
-        where = (
+        span = (
             f"offsets {ack.first_offset} to {ack.last_offset}"
             if many
             else (f"offset {ack.first_offset}")
         )
-        warn(f"{ack.topic}-{ack.partition} {where} not settled, will be delivered again: {error}.")
+        warn(f"{ack.topic}-{ack.partition} {span} not settled, will be delivered again: {error}.")

@@ -24,7 +24,7 @@ _READY = "Ready after "
 STOP_S = 5.0
 
 
-def missing() -> str:
+def describe_missing() -> str:
     """Return what the console lacks, as a sentence; empty if nothing.
 
     The command serves a wheel and a clone. An extra of `shoal` would not: a package index does not
@@ -52,10 +52,10 @@ class SideConsole:
     def say(self, line: str) -> None:
         """Pass on a line of the broker. Start the console after the one that says it is ready."""
         self._say(line)
-        if (found := _LISTENS.search(line)) and not self._bootstrap:
-            self._bootstrap = found[1]
-        if found := _METRICS.search(line):
-            self._metrics = found[1].rpartition("://")[2]
+        if (match := _LISTENS.search(line)) and not self._bootstrap:
+            self._bootstrap = match[1]
+        if match := _METRICS.search(line):
+            self._metrics = match[1].rpartition("://")[2]
         if line.startswith(_READY) and self._process is None:
             self._start()
 

@@ -13,14 +13,14 @@ import typer
 
 from shoal.cli import output, shoal_only, storage_restore, timestamps
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.session import USAGE, CommandError, command, make_app
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import OffsetSpec
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
-from shoal.client.topics import OffsetSpec
+from shoal.client.net.cluster import TopicPartition
 from shoal.tiered import audit, keys, manifest
-from shoal.tiered.metadata_records import TOPIC, SegmentState
+from shoal.tiered.metadata_records import TOPIC, RemoteLogSegmentState
 from shoal.tiered.remote_logs import RemoteLogs
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import ObjectMissing, ObjectStore, StoreError
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from uuid import UUID
 
-    from shoal.client.cluster import Topic
+    from shoal.client.net.metadata import Topic
     from shoal.tiered.remote_log import RemoteLog
 
-app = new_app("Show and check the object store, and restore a lost cluster.")
+app = make_app("Show and check the object store, and restore a lost cluster.")
 app.command("restore")(storage_restore.restore)
 _URL, _ENDPOINT, _REGION = (f"shoal.remote.store.{name}" for name in ("url", "endpoint", "region"))
 _GRACE = "shoal.remote.orphan.grace.ms"
@@ -65,21 +65,21 @@ async def status(
 ) -> None:
     """Show what each partition has in the store, and which records are not there yet."""
     await shoal_only.require(client, _WHAT)
-    tiered = await _tiered(client, topics)
-    logs = await _logs(client)
-    where = [TopicPartition(t.name, p.index) for t in tiered for p in t.partitions]
+    tiered = await _find_tiered(client, topics)
+    logs = await _read_logs(client)
+    partitions = [TopicPartition(t.name, p.index) for t in tiered for p in t.partitions]
     ids = {topic.name: topic.topic_id for topic in tiered}
     specs = (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL, OffsetSpec.LATEST)
-    listed = [await client.admin.topics.offsets(dict.fromkeys(where, spec)) for spec in specs]
+    listed = [await client.admin.topics.offsets(dict.fromkeys(partitions, spec)) for spec in specs]
     rows = []
-    for one in where:
-        start, local_start, end = (_offset(found[one]) for found in listed)
-        remote = logs[ids[one.topic], one.partition]  # type: ignore[index]
+    for partition in partitions:
+        start, local_start, end = (_get_offset(offsets[partition]) for offsets in listed)
+        remote = logs[ids[partition.topic], partition.partition]  # type: ignore[index]
         copied_to = max(remote.end_offset + 1, start or 0)
         rows.append(
             {
-                "topic": one.topic,
-                "partition": one.partition,
+                "topic": partition.topic,
+                "partition": partition.partition,
                 "start": start,
                 "local_start": local_start,
                 "copied_to": copied_to,
@@ -87,18 +87,18 @@ async def status(
                 "not_copied": None if end is None else max(0, end - copied_to),
                 "segments": len(remote),
                 "bytes": remote.size_bytes,
-                "copying": len(remote.in_state(SegmentState.COPY_SEGMENT_STARTED)),
-                "deleting": len(remote.in_state(SegmentState.DELETE_SEGMENT_STARTED)),
+                "copying": len(remote.find_in_state(RemoteLogSegmentState.COPY_SEGMENT_STARTED)),
+                "deleting": len(remote.find_in_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED)),
             }
         )
     empty = (
         "No topic is tiered. Enable it with `shoal configs set topic NAME " + f"{_TIERED}=true`."
     )
-    output.rows(format, rows, empty=empty, expendable=("copying", "deleting"))
+    output.print_rows(format, rows, empty=empty, expendable=("copying", "deleting"))
 
 
-def _offset(found: Any) -> int | None:
-    return None if isinstance(found, KafkaError) else found.offset
+def _get_offset(result: Any) -> int | None:
+    return None if isinstance(result, KafkaError) else result.offset
 
 
 @command(app, "segments")
@@ -112,15 +112,17 @@ async def segments(
 ) -> None:
     """List the remote segments of a topic, with the keys of their objects."""
     await shoal_only.require(client, _WHAT)
-    (found,) = await _tiered(client, [topic])
+    (description,) = await _find_tiered(client, [topic])
     cluster = await client.admin.describe_cluster()
-    logs = await _logs(client)
+    logs = await _read_logs(client)
     rows = []
-    for index in range(len(found.partitions)) if partition is None else partition:
-        found.partition(index)
-        assert found.topic_id is not None
-        remote = logs[found.topic_id, index]
-        prefix = keys.partition_prefix(cluster.cluster_id, topic, found.topic_id, index)
+    for index in range(len(description.partitions)) if partition is None else partition:
+        description.get_partition(index)
+        assert description.topic_id is not None
+        remote = logs[description.topic_id, index]
+        prefix = keys.format_partition_prefix(
+            cluster.cluster_id, topic, description.topic_id, index
+        )
         rows += [
             {
                 "partition": index,
@@ -128,22 +130,27 @@ async def segments(
                 "end_offset": segment.end_offset,
                 "bytes": segment.log_size,
                 "state": state.name,
-                "newest": output.when(segment.max_timestamp),
+                "newest": output.format_timestamp(segment.max_timestamp),
                 "broker": segment.broker_id,
                 "object_bytes": segment.object_size or None,
-                "key": keys.segment_key(prefix, segment.base_offset, segment.segment_id),
+                "key": keys.format_segment_key(prefix, segment.base_offset, segment.segment_id),
             }
-            for state, segment in _by_state(remote)
+            for state, segment in _list_by_state(remote)
         ]
     columns = ("partition", "base_offset", "end_offset", "bytes", "state", "newest", "key")
-    output.rows(format, rows, columns, empty=f"Topic {topic} has no remote segments.")
+    output.print_rows(format, rows, columns, empty=f"Topic {topic} has no remote segments.")
 
 
-def _by_state(remote: RemoteLog) -> list[tuple[SegmentState, Any]]:
-    other = (SegmentState.COPY_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_STARTED)
-    found = [(SegmentState.COPY_SEGMENT_FINISHED, segment) for segment in remote]
-    found += [(state, segment) for state in other for segment in remote.in_state(state)]
-    return sorted(found, key=lambda pair: (pair[1].base_offset, pair[0]))
+def _list_by_state(remote: RemoteLog) -> list[tuple[RemoteLogSegmentState, Any]]:
+    unfinished_states = (
+        RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        RemoteLogSegmentState.DELETE_SEGMENT_STARTED,
+    )
+    entries = [(RemoteLogSegmentState.COPY_SEGMENT_FINISHED, segment) for segment in remote]
+    entries += [
+        (state, segment) for state in unfinished_states for segment in remote.find_in_state(state)
+    ]
+    return sorted(entries, key=lambda pair: (pair[1].base_offset, pair[0]))
 
 
 @command(app, "check")
@@ -175,15 +182,15 @@ async def check(
     exist (topic gone).
     """
     await shoal_only.require(client, _WHAT)
-    tiered = await _tiered(client, topics)
-    configs = await _broker_configs(client)
+    tiered = await _find_tiered(client, topics)
+    configs = await _read_broker_configs(client)
     grace_ms = int(configs[_GRACE] or 0)
     if grace is not None:
-        given = timestamps.duration_ms(grace)
-        if given is None:
-            raise Failed(f"--grace {grace!r} is not a duration, such as 12h or PT12H.", USAGE)
-        grace_ms = int(given)
-    store = _store(configs, of)
+        parsed_ms = timestamps.parse_duration_ms(grace)
+        if parsed_ms is None:
+            raise CommandError(f"--grace {grace!r} is not a duration, such as 12h or PT12H.", USAGE)
+        grace_ms = int(parsed_ms)
+    store = _open_store(configs, of)
     cluster = await client.admin.describe_cluster()
     checker = _Checker(store, cluster.cluster_id, int(time.time() * 1000), grace_ms)
     try:
@@ -191,22 +198,22 @@ async def check(
             # The objects of a partition are listed before the metadata is read: a segment that is
             # copied in between is not missing.
             await checker.list_topic(topic)
-        logs = await _logs(client)
+        logs = await _read_logs(client)
         for topic in tiered:
             await checker.check_topic(topic, logs)
         if topics is None:
             everything = await client.admin.topics.list(internal=True)
             await checker.check_gone({topic.topic_id for topic in everything.values()})
-        done = {"orphan": repair, "topic gone": delete_gone_topics}
-        await checker.delete([problem for problem, wanted in done.items() if wanted])
+        repairs = {"orphan": repair, "topic gone": delete_gone_topics}
+        await checker.delete([problem for problem, is_wanted in repairs.items() if is_wanted])
     except StoreError as error:
-        raise Failed(f"The object store failed: {error}.") from None
+        raise CommandError(f"The object store failed: {error}.") from None
     rows = checker.rows
     columns = ("problem", "topic", "partition", "offsets", "bytes", "written", "done", "key")
-    output.rows(format, rows, columns, empty=f"No problems in {checker.objects} objects.")
-    left = sum(1 for row in rows if not row["done"])
-    if left:
-        raise Failed(f"{left} problems in {checker.objects} objects. {_REMEDIES}")
+    output.print_rows(format, rows, columns, empty=f"No problems in {checker.objects} objects.")
+    unsolved = sum(1 for row in rows if not row["done"])
+    if unsolved:
+        raise CommandError(f"{unsolved} problems in {checker.objects} objects. {_REMEDIES}")
 
 
 _REMEDIES = (
@@ -229,75 +236,77 @@ class _Checker:
         self.rows: list[dict[str, Any]] = []
         self.objects = 0
 
-    def _prefix(self, topic: Topic, index: int) -> str:
+    def _make_prefix(self, topic: Topic, index: int) -> str:
         assert topic.topic_id is not None
-        return keys.partition_prefix(self._cluster_id, topic.name, topic.topic_id, index)
+        return keys.format_partition_prefix(self._cluster_id, topic.name, topic.topic_id, index)
 
     async def list_topic(self, topic: Topic) -> None:
         for partition in topic.partitions:
-            prefix = self._prefix(topic, partition.index)
-            self._listed[prefix] = [info async for info in self._store.list(prefix)]
+            prefix = self._make_prefix(topic, partition.index)
+            self._listed[prefix] = [info async for info in self._store.list_objects(prefix)]
 
     async def check_topic(self, topic: Topic, logs: RemoteLogs) -> None:
         for partition in topic.partitions:
-            prefix = self._prefix(topic, partition.index)
+            prefix = self._make_prefix(topic, partition.index)
             assert topic.topic_id is not None
             remote = logs[topic.topic_id, partition.index]
-            where = {"topic": topic.name, "partition": partition.index}
+            location = {"topic": topic.name, "partition": partition.index}
             infos = self._listed.pop(prefix)
-            found = audit.compare(infos, remote)
+            comparison = audit.compare(infos, remote)
             self.objects += len(infos)
-            for info in found.orphans:
-                self._unnamed("orphan", where, info)
-            for segment in found.missing:
-                key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
+            for info in comparison.orphans:
+                self._add_deletable("orphan", location, info)
+            for segment in comparison.missing:
+                key = keys.format_segment_key(prefix, segment.base_offset, segment.segment_id)
                 if not await self._is_whole(key, segment.object_size):
                     offsets = f"{segment.base_offset}-{segment.end_offset}"
-                    self._add("missing", where, key, offsets, segment.object_size)
-            await self._check_manifest(where, prefix, remote)
+                    self._add("missing", location, key, offsets, segment.object_size)
+            await self._check_manifest(location, prefix, remote)
 
     async def _is_whole(self, key: str, size: int) -> bool:
         try:
-            return await self._store.size(key) == size
+            return await self._store.get_size(key) == size
         except ObjectMissing:
             return False
 
-    async def _check_manifest(self, where: dict[str, Any], prefix: str, remote: RemoteLog) -> None:
-        key = keys.manifest_key(prefix)
+    async def _check_manifest(
+        self, location: dict[str, Any], prefix: str, remote: RemoteLog
+    ) -> None:
+        key = keys.format_manifest_key(prefix)
         try:
-            found = manifest.decode(await self._store.get(key))
+            decoded = manifest.decode(await self._store.get(key))
         except ObjectMissing:
             if len(remote):
-                self._add("manifest missing", where, key)
+                self._add("manifest missing", location, key)
             return
         except DamagedObject:
-            self._add("manifest damaged", where, key)
+            self._add("manifest damaged", location, key)
             return
-        named = {segment.segment_id for segment in found.segments}
+        segment_ids = {segment.segment_id for segment in decoded.segments}
         finished = {segment.segment_id for segment in remote}
-        if not finished <= named:
-            self._add(f"manifest without {len(finished - named)} segments", where, key)
+        if not finished <= segment_ids:
+            self._add(f"manifest without {len(finished - segment_ids)} segments", location, key)
 
-    async def check_gone(self, known: set[UUID | None]) -> None:
+    async def check_gone(self, topic_ids: set[UUID | None]) -> None:
         """Find objects of topics that do not exist."""
-        for prefix in await self._store.children(self._cluster_id):
-            topic = keys.topic_of(prefix)
-            if topic is None or topic[1] in known:
+        for prefix in await self._store.list_children(self._cluster_id):
+            topic = keys.parse_topic(prefix)
+            if topic is None or topic[1] in topic_ids:
                 continue
-            async for info in self._store.list(prefix):
+            async for info in self._store.list_objects(prefix):
                 self.objects += 1
-                where = {"topic": topic[0], "partition": None}
-                self._unnamed("topic gone", where, info)
+                location = {"topic": topic[0], "partition": None}
+                self._add_deletable("topic gone", location, info)
 
-    def _unnamed(self, problem: str, where: dict[str, Any], info: Any) -> None:
-        row = self._add(problem, where, info.key, None, info.size, info.modified_ms)
+    def _add_deletable(self, problem: str, location: dict[str, Any], info: Any) -> None:
+        row = self._add(problem, location, info.key, None, info.size, info.modified_ms)
         if self._now_ms - info.modified_ms >= self._grace_ms:
             self._due[info.key] = row
 
     def _add(
         self,
         problem: str,
-        where: dict[str, Any],
+        location: dict[str, Any],
         key: str,
         offsets: str | None = None,
         size: int | None = None,
@@ -305,10 +314,10 @@ class _Checker:
     ) -> dict[str, Any]:
         row = {
             "problem": problem,
-            **where,
+            **location,
             "offsets": offsets,
             "bytes": size,
-            "written": output.when(written_ms),
+            "written": output.format_timestamp(written_ms),
             "done": None,
             "key": key,
         }
@@ -324,58 +333,61 @@ class _Checker:
                 row["done"] = "deleted"
 
 
-async def _tiered(client: Client, names: Iterable[str] | None) -> list[Topic]:
-    """Return the tiered topics, or those that are named. Raises `Failed` if one is not tiered."""
+async def _find_tiered(client: Client, names: Iterable[str] | None) -> list[Topic]:
+    """Return the tiered topics, or those that are named. Raises `CommandError` if one is not
+    tiered."""
     if names is None:
-        known = await client.admin.topics.list()
+        described = await client.admin.topics.list()
     else:
-        known = expect(await client.admin.topics.describe(names))
-    resources = {Resource(ResourceType.TOPIC, name): topic for name, topic in known.items()}
+        described = expect(await client.admin.topics.describe(names))
+    resources = {
+        ConfigResource(ConfigResourceType.TOPIC, name): topic for name, topic in described.items()
+    }
     configs = expect(await client.admin.configs.describe(resources, keys=[_TIERED]))
     out = []
     for resource, topic in sorted(resources.items()):
         if configs[resource][_TIERED].value == "true":
             out.append(topic)
         elif names is not None:
-            raise Failed(
+            raise CommandError(
                 f"Topic {topic.name} is not tiered. Enable it with "
                 f"`shoal configs set topic {topic.name} {_TIERED}=true`."
             )
     return out
 
 
-async def _logs(client: Client) -> RemoteLogs:
+async def _read_logs(client: Client) -> RemoteLogs:
     """Return what `__remote_log_metadata` has now."""
     logs = RemoteLogs()
-    known = await client.admin.topics.describe([TOPIC])
-    topic = known[TOPIC]
+    described = await client.admin.topics.describe([TOPIC])
+    topic = described[TOPIC]
     if isinstance(topic, KafkaError):
         return logs
-    where = [TopicPartition(TOPIC, partition.index) for partition in topic.partitions]
+    partitions = [TopicPartition(TOPIC, partition.index) for partition in topic.partitions]
     starts, ends = [
-        expect(await client.admin.topics.offsets(dict.fromkeys(where, spec)))
+        expect(await client.admin.topics.offsets(dict.fromkeys(partitions, spec)))
         for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
     ]
-    for one in where:
-        start, end = starts[one].offset, ends[one].offset
+    for topic_partition in partitions:
+        start, end = starts[topic_partition].offset, ends[topic_partition].offset
         if start == end:
             continue
-        async for fetched in client.fetcher.range(*one, start, end - 1):
+        async for fetched in client.fetcher.fetch_range(*topic_partition, start, end - 1):
             for record in fetched.records():
                 logs.replay(record.key, record.value)
     return logs
 
 
-async def _broker_configs(client: Client) -> dict[str, str | None]:
+async def _read_broker_configs(client: Client) -> dict[str, str | None]:
     """Return the configs of the store, which are the same on all brokers."""
     cluster = await client.admin.describe_cluster()
-    resource = Resource(ResourceType.BROKER, str(cluster.brokers[0].node_id))
-    wanted = [_URL, _ENDPOINT, _REGION, _GRACE]
-    found = expect(await client.admin.configs.describe([resource], keys=wanted))
-    return {name: entry.value for name, entry in found[resource].items()}
+    resource = ConfigResource(ConfigResourceType.BROKER, str(cluster.brokers[0].node_id))
+    names = [_URL, _ENDPOINT, _REGION, _GRACE]
+    configs = expect(await client.admin.configs.describe([resource], keys=names))
+    return {name: entry.value for name, entry in configs[resource].items()}
 
 
-def _store(configs: dict[str, str | None], of: StoreOptions) -> ObjectStore:
+def _open_store(configs: dict[str, str | None], of: StoreOptions) -> ObjectStore:
     from random import Random
 
     from shoal.server.tiered.object_store import InvalidStore, open_store
@@ -383,12 +395,12 @@ def _store(configs: dict[str, str | None], of: StoreOptions) -> ObjectStore:
 
     url = of.url or configs[_URL]
     if not url:
-        raise Failed(f"The brokers have no object store: {_URL} is empty.")
+        raise CommandError(f"The brokers have no object store: {_URL} is empty.")
     own = of.url is not None
     endpoint = of.endpoint if of.endpoint is not None or own else configs[_ENDPOINT]
     region = of.region if of.region is not None or own else configs[_REGION]
     try:
         store = open_store(url, endpoint=endpoint or "", region=region or "")
     except InvalidStore as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None
     return RetryingStore(store, CallLimits(attempts=2), Random())

@@ -16,7 +16,7 @@ import typer
 from shoal.cli import output, timestamps
 from shoal.cli.failures import REFUSED
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, guarded
+from shoal.cli.session import USAGE, CommandError, run_guarded
 from shoal.cli.terminal import say
 from shoal.log.storage import DiskStorage
 from shoal.tiered.segment_object import DamagedObject
@@ -25,21 +25,27 @@ from shoal.tiered.store import StoreError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.server.tiered.restore import Report, Target
+    from shoal.server.tiered.restore import RestoreReport, RestoreTarget
     from shoal.tiered.store import ObjectStore
 
 
-def _option(metavar: str, help: str) -> Any:
+def _make_option(metavar: str, help: str) -> Any:
     return typer.Option(metavar=metavar, help=help)
 
 
 def restore(
-    data_dir: Annotated[str | None, _option("DIR", "An empty directory. Config: log.dirs.")] = None,
-    url: Annotated[str | None, _option("URL", "Config: shoal.remote.store.url.")] = None,
-    endpoint: Annotated[str | None, _option("URL", "Config: shoal.remote.store.endpoint.")] = None,
-    region: Annotated[str | None, _option("NAME", "Config: shoal.remote.store.region.")] = None,
+    data_dir: Annotated[
+        str | None, _make_option("DIR", "An empty directory. Config: log.dirs.")
+    ] = None,
+    url: Annotated[str | None, _make_option("URL", "Config: shoal.remote.store.url.")] = None,
+    endpoint: Annotated[
+        str | None, _make_option("URL", "Config: shoal.remote.store.endpoint.")
+    ] = None,
+    region: Annotated[
+        str | None, _make_option("NAME", "Config: shoal.remote.store.region.")
+    ] = None,
     key_directory: Annotated[
-        str | None, _option("DIR", "Config: shoal.remote.encryption.key.directory.")
+        str | None, _make_option("DIR", "Config: shoal.remote.encryption.key.directory.")
     ] = None,
     clear_backup: Annotated[
         bool,
@@ -49,22 +55,28 @@ def restore(
     ] = False,
     cluster_id: Annotated[
         str | None,
-        _option("ID", "The lost cluster; the only one in the store. Config: shoal.cluster.id."),
+        _make_option(
+            "ID", "The lost cluster; the only one in the store. Config: shoal.cluster.id."
+        ),
     ] = None,
-    node_id: Annotated[int | None, _option("N", "The id of this node. Config: node.id.")] = None,
+    node_id: Annotated[
+        int | None, _make_option("N", "The id of this node. Config: node.id.")
+    ] = None,
     brokers: Annotated[
-        str | None, _option("N,...", "All brokers of the new cluster. Default: this node.")
+        str | None, _make_option("N,...", "All brokers of the new cluster. Default: this node.")
     ] = None,
-    topic: Annotated[list[str] | None, _option("NAME", "Only this topic. Repeatable.")] = None,
-    idle: Annotated[str, _option("DURATION", "How long the lost cluster must be silent.")] = "60s",
+    topic: Annotated[list[str] | None, _make_option("NAME", "Only this topic. Repeatable.")] = None,
+    idle: Annotated[
+        str, _make_option("DURATION", "How long the lost cluster must be silent.")
+    ] = "60s",
     config: Annotated[
-        Path | None, _option("FILE", "The node's properties file, for options not given.")
+        Path | None, _make_option("FILE", "The node's properties file, for options not given.")
     ] = None,
     id: Annotated[
-        str, _option("TEXT", "Repeat what was interrupted under this id, not what has ended.")
+        str, _make_option("TEXT", "Repeat what was interrupted under this id, not what has ended.")
     ] = "",
     summary: Annotated[
-        str, _option("FILE", "Write the result, or the error, as at most 4 KB of JSON.")
+        str, _make_option("FILE", "Write the result, or the error, as at most 4 KB of JSON.")
     ] = "",
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -74,37 +86,25 @@ def restore(
     start the nodes. A node that is not in --brokers is a controller alone, and gets the metadata
     only. It prints up to which offset each partition came back.
     """
-    from shoal.server.tiered import restore_summary
-    from shoal.server.tiered.restore import Target
-
-    topics = frozenset(topic) if topic else None
+    from shoal.server.tiered.restore import RestoreTarget
 
     def run() -> None:
-        idle_ms = timestamps.duration_ms(idle)
-        if idle_ms is None:
-            raise Failed(f"--idle {idle!r} is not a duration, such as 60s or PT1M.", USAGE)
-        given = _Settings(data_dir, node_id, url, endpoint, region, key_directory, cluster_id)
-        found = given if config is None else _with_file(given, config)
-        if not found.data_dir or not found.url:
-            text = "--data-dir and --url are needed, or a --config FILE that has both."
-            raise Failed(text, USAGE)
-        node = 1 if found.node_id is None else found.node_id
-        ids = _ids(brokers, node, found.roles)
-        accepts_clear = clear_backup or not found.key_directory
-        path = os.path.abspath(found.data_dir)
-        target = Target(path, node, ids, topics, int(idle_ms), id, accepts_clear)
-        try:
-            report = asyncio.run(_restored(found, target))
-        except _Failed as error:
-            _write(summary, restore_summary.failure(error.kind, str(error)))
-            raise
-        _write(summary, restore_summary.success(report))
-        _print(report, target, format)
+        options = _RestoreSettings(
+            data_dir, node_id, url, endpoint, region, key_directory, cluster_id
+        )
+        settings = _complete(options, config)
+        node = 1 if settings.node_id is None else settings.node_id
+        ids = _parse_ids(brokers, node, settings.roles)
+        topics = frozenset(topic) if topic else None
+        accepts_clear = clear_backup or not settings.key_directory
+        idle_ms, path = _parse_idle_ms(idle), os.path.abspath(str(settings.data_dir))
+        target = RestoreTarget(path, node, ids, topics, idle_ms, id, accepts_clear)
+        _print_report(_restore_with_summary(settings, target, summary), target, format)
 
-    guarded(run)
+    run_guarded(run)
 
 
-class _Settings(NamedTuple):
+class _RestoreSettings(NamedTuple):
     """The settings of the node, from options and from its properties file."""
 
     data_dir: str | None
@@ -118,32 +118,67 @@ class _Settings(NamedTuple):
     roles: Sequence[str] | None = None
 
 
-def _with_file(given: _Settings, path: Path) -> _Settings:
+def _restore_with_summary(
+    settings: _RestoreSettings, target: RestoreTarget, summary: str
+) -> RestoreReport:
+    """Restore, and write the result or the error to the file `summary`."""
+    from shoal.server.tiered import restore_summary
+
+    try:
+        report = asyncio.run(_restore(settings, target))
+    except _RestoreError as error:
+        _write_summary(summary, restore_summary.encode_failure(error.kind, str(error)))
+        raise
+    _write_summary(summary, restore_summary.encode_success(report))
+    return report
+
+
+def _parse_idle_ms(idle: str) -> int:
+    """Return the duration of --idle in milliseconds. Raises `CommandError`."""
+    idle_ms = timestamps.parse_duration_ms(idle)
+    if idle_ms is None:
+        raise CommandError(f"--idle {idle!r} is not a duration, such as 60s or PT1M.", USAGE)
+    return int(idle_ms)
+
+
+def _complete(options: _RestoreSettings, config: Path | None) -> _RestoreSettings:
+    """Return the settings with those of the file. Raises `CommandError` if a needed one is missing.
+
+    The result has a data directory and the store's URL.
+    """
+    settings = options if config is None else _with_file(options, config)
+    if not settings.data_dir or not settings.url:
+        text = "--data-dir and --url are needed, or a --config FILE that has both."
+        raise CommandError(text, USAGE)
+    return settings
+
+
+def _with_file(options: _RestoreSettings, path: Path) -> _RestoreSettings:
     """Return the settings with those of the file, or of the environment, where none is given."""
     from shoal.server.config import InvalidConfig, resolve
 
     try:
-        found = resolve({}, os.environ, path.read_text(), str(path))
+        resolved = resolve({}, os.environ, path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise Failed(f"Cannot read the configuration file {path}: {reason}.", USAGE) from None
+        raise CommandError(f"Cannot read the configuration file {path}: {reason}.", USAGE) from None
     except InvalidConfig as error:
-        raise Failed(str(error), USAGE) from None
-    configured = _Settings(
-        found.data_dir,
-        found.node_id,
-        found["shoal.remote.store.url"],
-        found["shoal.remote.store.endpoint"],
-        found["shoal.remote.store.region"],
-        found["shoal.remote.encryption.key.directory"],
-        found["shoal.cluster.id"] or None,
-        found["process.roles"],
+        raise CommandError(str(error), USAGE) from None
+    configured = _RestoreSettings(
+        resolved.data_dir,
+        resolved.node_id,
+        resolved["shoal.remote.store.url"],
+        resolved["shoal.remote.store.endpoint"],
+        resolved["shoal.remote.store.region"],
+        resolved["shoal.remote.encryption.key.directory"],
+        resolved["shoal.cluster.id"] or None,
+        resolved["process.roles"],
     )
-    pairs = zip(given, configured, strict=True)
-    return _Settings._make(own if own is not None else its for own, its in pairs)
+    pairs = zip(options, configured, strict=True)
+    return _RestoreSettings._make(own if own is not None else its for own, its in pairs)
 
 
-class _Failed(Failed):
+class _RestoreError(CommandError):
     """A restore that failed; `kind` is a word for programs."""
 
     def __init__(self, kind: str, sentence: str, code: int = REFUSED) -> None:
@@ -151,7 +186,7 @@ class _Failed(Failed):
         self.kind = kind
 
 
-def _write(path: str, data: bytes) -> None:
+def _write_summary(path: str, data: bytes) -> None:
     """Write a summary; without a path, do nothing."""
     if not path:
         return
@@ -159,59 +194,62 @@ def _write(path: str, data: bytes) -> None:
         with open(path, "wb") as file:
             file.write(data)
     except OSError as error:
-        raise Failed(f"{path} was not written: {error.strerror}. Name another --summary.") from None
+        raise CommandError(
+            f"{path} was not written: {error.strerror}. Name another --summary."
+        ) from None
 
 
-def _ids(brokers: str | None, node_id: int, roles: Sequence[str] | None) -> list[int]:
-    """Return the ids of the brokers. Raises `Failed` if they contradict the node's `roles`."""
+def _parse_ids(brokers: str | None, node_id: int, roles: Sequence[str] | None) -> list[int]:
+    """Return the ids of the brokers. Raises `CommandError` if they contradict the node's
+    `roles`."""
     from shoal.server.cluster_config import BROKER
 
     is_broker = roles is None or BROKER in roles
     if brokers is None:
         if not is_broker:
             text = f"Node {node_id} is a controller (process.roles): name the --brokers."
-            raise Failed(text, USAGE)
+            raise CommandError(text, USAGE)
         return [node_id]
     try:
         ids = sorted({int(part) for part in brokers.split(",")})
     except ValueError:
         text = f"--brokers {brokers!r} is not a list of ids, such as 1,2,3."
-        raise Failed(text, USAGE) from None
+        raise CommandError(text, USAGE) from None
     if roles is None or is_broker == (node_id in ids):
         return ids
     if is_broker:
         text = f"Node {node_id} is a broker (process.roles), and --brokers lacks it: add it."
     else:
         text = f"Node {node_id} is a controller (process.roles): take it out of --brokers."
-    raise Failed(text, USAGE)
+    raise CommandError(text, USAGE)
 
 
-async def _restored(given: _Settings, target: Target) -> Report:
+async def _restore(settings: _RestoreSettings, target: RestoreTarget) -> RestoreReport:
     from shoal.server.tiered import restore
     from shoal.server.tiered.key_ring import KeyDirectory
     from shoal.tiered.sealing import KeyUnavailable
 
-    store = _store(given.url or "", given.endpoint or "", given.region or "")
+    store = _open_store(settings.url or "", settings.endpoint or "", settings.region or "")
     disk = DiskStorage()
     try:
-        known = given.cluster_id or await _only(store)
-        ring = KeyDirectory(disk, given.key_directory or "")
-        return await restore.restore(store, disk, known, target, uuid4, ring)
+        cluster_id = settings.cluster_id or await _find_only_cluster(store)
+        ring = KeyDirectory(disk, settings.key_directory or "")
+        return await restore.restore(store, disk, cluster_id, target, uuid4, ring)
     except KeyUnavailable as error:
         text = f"{error}. --key-directory names the directory."
-        raise _Failed("KeyUnavailable", text) from None
-    except restore.Refused as error:
-        raise _Failed(error.kind, str(error)) from None
+        raise _RestoreError("KeyUnavailable", text) from None
+    except restore.RestoreRefused as error:
+        raise _RestoreError(error.kind, str(error)) from None
     except DamagedObject as error:
-        raise _Failed("ObjectDamaged", f"The object store failed: {error}.") from None
+        raise _RestoreError("ObjectDamaged", f"The object store failed: {error}.") from None
     except StoreError as error:
-        raise _Failed("StoreFailed", f"The object store failed: {error}.") from None
+        raise _RestoreError("StoreFailed", f"The object store failed: {error}.") from None
     except OSError as error:
         text = f"{target.data_dir} was not written: {error}. Empty it, and repeat."
-        raise _Failed("DiskFailed", text) from None
+        raise _RestoreError("DiskFailed", text) from None
 
 
-def _store(url: str, endpoint: str, region: str) -> ObjectStore:
+def _open_store(url: str, endpoint: str, region: str) -> ObjectStore:
     from random import Random
 
     from shoal.server.tiered.object_store import InvalidStore, open_store
@@ -220,29 +258,29 @@ def _store(url: str, endpoint: str, region: str) -> ObjectStore:
     try:
         store = open_store(url, endpoint=endpoint, region=region)
     except InvalidStore as error:
-        raise _Failed("StoreInvalid", str(error)) from None
+        raise _RestoreError("StoreInvalid", str(error)) from None
     return RetryingStore(store, CallLimits(), Random())
 
 
-async def _only(store: ObjectStore) -> str:
-    from shoal.server.tiered.restore import clusters
+async def _find_only_cluster(store: ObjectStore) -> str:
+    from shoal.server.tiered.restore import list_clusters
 
-    found = await clusters(store)
-    if len(found) != 1:
-        has = f"backups of {', '.join(found)}" if found else "no backup of a cluster"
+    names = await list_clusters(store)
+    if len(names) != 1:
+        has = f"backups of {', '.join(names)}" if names else "no backup of a cluster"
         text = f"The store has {has}. Name the cluster with --cluster-id."
-        raise _Failed("BackupNotFound", text, USAGE)
-    return found[0]
+        raise _RestoreError("BackupNotFound", text, USAGE)
+    return names[0]
 
 
-def _print(report: Report, target: Target, format: Format) -> None:
+def _print_report(report: RestoreReport, target: RestoreTarget, format: Format) -> None:
     rows = [
         {
             "topic": row.topic,
             "partition": row.partition,
             "start": row.start,
             "end": row.end,
-            "newest": output.when(row.newest_ms),
+            "newest": output.format_timestamp(row.newest_ms),
             "segments": row.segments,
             "missing": row.missing,
             "aborted": row.aborted,
@@ -250,10 +288,11 @@ def _print(report: Report, target: Target, format: Format) -> None:
         }
         for row in report.partitions
     ]
-    output.rows(format, rows, empty="The cluster had no topics.")
+    output.print_rows(format, rows, empty="The cluster had no topics.")
     if format is Format.TABLE:
         alone = "" if target.node_id in target.brokers else " It is not a broker: metadata only."
         say(
             f"Node {target.node_id} of cluster {report.cluster_id} is in {target.data_dir}, as of"
-            f" {output.when(report.written_ms)}.{alone} Restore the other nodes, then start all."
+            f" {output.format_timestamp(report.written_ms)}.{alone} Restore the other nodes, then "
+            "start all."
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _KEPT = frozenset("\n\t\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}")
 
 
-def visible(text: str) -> str:
+def make_visible(text: str) -> str:
     """Return the text with `\\uXXXX` for characters that control a terminal or are invisible.
 
     JSON stays the same JSON: its texts have the same escapes. Text without such characters, and
@@ -30,10 +30,11 @@ def visible(text: str) -> str:
 
 
 def say(*parts: Any, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
-    """Print as `print` does, to standard output by default; at a terminal `visible` text only."""
+    """Print as `print` does, to standard output by default; at a terminal `make_visible` text
+    only."""
     stream = sys.stdout if file is None else file
     text = " ".join(map(str, parts))
-    print(visible(text) if stream.isatty() else text, file=stream, end=end, flush=flush)
+    print(make_visible(text) if stream.isatty() else text, file=stream, end=end, flush=flush)
 
 
 def _escape(character: str) -> str:

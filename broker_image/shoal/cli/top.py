@@ -2,15 +2,15 @@
 
 Rates are differences of two samples: of log ends for topics, of positions for groups. Records in
 flight, redeliveries, waiting records (in retry back-off or before their dead letter is written)
-and dead letters come from the brokers' metrics; see `shoal.client.scrape`. Without metrics these
-columns show dashes. The state of a group shows why its delivery stops.
+and dead letters come from the brokers' metrics; see `shoal.monitoring.scrape`. Without metrics
+these columns show dashes. The state of a group shows why its delivery stops.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -21,17 +21,34 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli import output
+from shoal.cli.group_names import AllGroups, select_groups
 from shoal.cli.groups import Metrics
-from shoal.cli.session import command, new_app
-from shoal.client import lag, scrape
-from shoal.client.admin import Admin
+from shoal.cli.output import Format, FormatOption
+from shoal.cli.session import command, make_app, warn
+from shoal.client.admin.admin import Admin
+from shoal.client.admin.groups import SHARE, Group
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.errors import ClientError, transient
-from shoal.client.groups import SHARE, Group
+from shoal.client.errors import ClientError, is_transient
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.queues import lag
+from shoal.monitoring import scrape
 
-app = new_app("Watch throughput, lag, records in flight and redeliveries.")
+app = make_app("Watch throughput, lag, records in flight and redeliveries.")
 
+_TOPIC_FIELDS = ("topic", "partitions", "records", "in_per_s")
+_GROUP_FIELDS = (
+    "group",
+    "type",
+    "state",
+    "members",
+    "lag",
+    "lag_per_s",
+    "done_per_s",
+    "in_flight",
+    "redelivered_per_s",
+    "waiting",
+    "dead_per_s",
+)
 #: Lines of the screen outside the tables' rows: title, two headers, gaps, number of hidden rows.
 FIXED_LINES = 8
 
@@ -42,7 +59,7 @@ class GroupSample:
     state: str
     members: int
     lag: int | None
-    done: int | None
+    completed: int | None
     in_flight: int | None
     redelivered: int | None
     waiting: int | None
@@ -50,9 +67,9 @@ class GroupSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The cluster at one moment. `log_ends` are by partition; a group's `done` is log end minus
-    lag.
+class TopSample:
+    """The cluster at one moment. `log_ends` are by partition; a group's `completed` is log end
+    minus lag.
     """
 
     at_s: float
@@ -64,12 +81,12 @@ class Sample:
     metrics: bool = field(default=False)
     refusals: list[str] = field(default_factory=list)
 
-    def produced(self) -> dict[str, int]:
+    def count_produced(self) -> dict[str, int]:
         """Return the records ever produced to each topic."""
-        found = dict.fromkeys(self.partitions, 0)
-        for where, end in self.log_ends.items():
-            found[where.topic] += end
-        return found
+        totals = dict.fromkeys(self.partitions, 0)
+        for partition, end in self.log_ends.items():
+            totals[partition.topic] += end
+        return totals
 
 
 @command(app)
@@ -80,51 +97,63 @@ async def top(
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one view and exit.")] = False,
     metrics: Metrics = None,
+    all_: AllGroups = False,
+    format: FormatOption = Format.TABLE,
 ) -> None:
-    """Watch topics and groups. Press Ctrl-C to end."""
+    """Watch topics and groups. Press Ctrl-C to end. JSON and YAML are printed once."""
     # Show an unreachable broker soon instead of waiting for it.
     patience_ms = int(max(interval, 1.0) * 1000)
     client.cluster.settings = replace(client.cluster.settings, retry_timeout_ms=patience_ms)
-    before = await sample(client.admin, metrics)
+    before = await sample(client.admin, metrics, show_all=all_)
     await asyncio.sleep(min(interval, 1.0))
-    now = await sample(client.admin, metrics)
-    if once:
-        output.console().print(view(before, now, None))
+    now = await sample(client.admin, metrics, show_all=all_)
+    if format is not Format.TABLE:
+        for refusal in now.refusals:
+            warn(refusal)
+        output.print_document(format, build_document(before, now))
         return
-    screen = output.console()
+    if once:
+        output.make_console().print(build_view(before, now, None))
+        return
+    screen = output.make_console()
     with Live(console=screen, screen=screen.is_terminal, auto_refresh=False) as live:
         note = ""
         while True:
-            live.update(view(before, now, screen.height, note), refresh=True)
+            live.update(build_view(before, now, screen.height, note), refresh=True)
             await asyncio.sleep(interval)
             try:
-                before, now, note = now, await sample(client.admin, metrics), ""
+                sampled = await sample(client.admin, metrics, show_all=all_)
+                before, now, note = now, sampled, ""
             except ClientError as error:
-                if not transient(error):
+                if not is_transient(error):
                     raise
                 note = f"{error}. Retrying"
 
 
-async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
+async def sample(
+    admin: Admin, metrics: list[str] | None = None, *, show_all: bool = False
+) -> TopSample:
     """Read everything from the cluster in a few batched calls."""
     topics = await admin.topics.list()
     partitions = [TopicPartition(t.name, p.index) for t in topics.values() for p in t.partitions]
     at_s = time.monotonic()
-    ends = {p: end for p, end in (await lag.log_ends(admin, partitions)).items() if end is not None}
-    listed = await admin.groups.list()
+    ends = {
+        p: end for p, end in (await lag.find_log_ends(admin, partitions)).items() if end is not None
+    }
+    listed = select_groups(await admin.groups.list(), show_all=show_all)
     described = await admin.groups.describe(listed) if listed else {}
-    positions = await lag.positions(admin, listed.values()) if listed else {}
+    positions = await lag.find_positions(admin, listed.values()) if listed else {}
     refusals: list[str] = []
-    numbers = await scrape.share_numbers(admin, metrics, refusals.append)
-    known = {g: one for g, one in described.items() if isinstance(one, Group)}
-    paused = await scrape.paused(admin, known.values())
+    numbers = await scrape.read_group_numbers(admin, metrics, refusals.append)
+    described_groups = {g: group for g, group in described.items() if isinstance(group, Group)}
+    paused = await scrape.find_paused_groups(admin, described_groups.values())
     groups = {
-        g: _group(one, positions.get(g, []), numbers, paused=g in paused)
-        for g, one in known.items()
+        g: _make_group_sample(group, positions.get(g, []), numbers, paused=g in paused)
+        for g, group in described_groups.items()
     }
     cluster = admin.cluster
     counts = {name: len(t.partitions) for name, t in topics.items()}
-    return Sample(
+    return TopSample(
         at_s,
         cluster.cluster_id or "",
         len(cluster.brokers),
@@ -136,26 +165,26 @@ async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
     )
 
 
-def _group(
+def _make_group_sample(
     group: Group,
     positions: list[lag.Position],
     numbers: Mapping[str, scrape.ShareNumbers] | None,
     *,
     paused: bool,
 ) -> GroupSample:
-    known = [p for p in positions if p.lag is not None and p.log_end_offset is not None]
-    done = sum((p.log_end_offset or 0) - (p.lag or 0) for p in known) if known else None
+    measured = [p for p in positions if p.lag is not None and p.log_end_offset is not None]
+    finished = sum((p.log_end_offset or 0) - (p.lag or 0) for p in measured) if measured else None
     share = None
     if numbers is not None and group.type == SHARE:
         share = numbers.get(group.group_id, scrape.ShareNumbers())
     stops = (share.stop_reasons if share else frozenset()) - {"window-full"}
-    state = "Paused" if paused else _stopped_state(stops) if stops else group.state
+    state = "Paused" if paused else _describe_stop(stops) if stops else group.state
     return GroupSample(
         group.type,
         state,
         len(group.members),
-        lag.total(positions),
-        done,
+        lag.sum_lags(positions),
+        finished,
         share.in_flight if share else None,
         share.redelivered if share else None,
         share.waiting if share else None,
@@ -163,19 +192,41 @@ def _group(
     )
 
 
-def _stopped_state(reasons: frozenset[str]) -> str:
+def _describe_stop(reasons: frozenset[str]) -> str:
     """Return one or two words for why delivery stops, the strongest reason first."""
-    for why, state in (("paused", "Paused"), ("flood", "Flooded"), ("held-keys", "Keys held")):
+    for why, state in (
+        ("paused", "Paused"),
+        ("flood", "Dead-letter limit"),
+        ("held-keys", "Keys held"),
+    ):
         if why in reasons:
             return state
     return "Look-ahead" if reasons == {"look-ahead"} else "DLQ fails"
 
 
-def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Stack:
+def build_document(before: TopSample, now: TopSample) -> dict[str, Any]:
+    """Return all rows, with rates per second; None for what is not known."""
+    seconds = max(now.at_s - before.at_s, 1e-3)
+    return {
+        "cluster_id": now.cluster_id,
+        "brokers": now.brokers,
+        "interval_s": round(seconds, 3),
+        "topics": [
+            dict(zip(_TOPIC_FIELDS, row, strict=True))
+            for row in _make_topic_rows(before, now, seconds)
+        ],
+        "groups": [
+            dict(zip(_GROUP_FIELDS, row, strict=True))
+            for row in _make_group_rows(before, now, seconds)
+        ],
+    }
+
+
+def build_view(before: TopSample, now: TopSample, height: int | None, note: str = "") -> Stack:
     """Return two tables that fit into `height` lines (None: all rows), the busiest rows first."""
     seconds = max(now.at_s - before.at_s, 1e-3)
-    topics = _topic_rows(before, now, seconds)
-    groups = _group_rows(before, now, seconds)
+    topics = _make_topic_rows(before, now, seconds)
+    groups = _make_group_rows(before, now, seconds)
     room = None if height is None else max(4, height - FIXED_LINES)
     group_room = None if room is None else max(room // 2, room - len(topics))
     shown_groups = groups[:group_room]
@@ -188,26 +239,11 @@ def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Sta
         f"{total:,.0f} records/s in   {time.strftime('%H:%M:%S')}",
     )
     parts: list[Any] = [title, Text(note, style="yellow")]
-    parts.append(_table(["TOPIC", "PARTITIONS", "RECORDS", "IN/S"], shown_topics))
+    parts.append(_make_table(_TOPIC_FIELDS, shown_topics))
     left_out = len(topics) - len(shown_topics) + len(groups) - len(shown_groups)
     parts += [
         Text(""),
-        _table(
-            [
-                "GROUP",
-                "TYPE",
-                "STATE",
-                "MEMBERS",
-                "LAG",
-                "LAG/S",
-                "DONE/S",
-                "IN FLIGHT",
-                "REDELIVERED/S",
-                "WAITING",
-                "DEAD/S",
-            ],
-            shown_groups,
-        ),
+        _make_table(_GROUP_FIELDS, shown_groups),
     ]
     if not groups:
         parts.append(Text("There are no groups.", style="dim"))
@@ -225,8 +261,8 @@ def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Sta
     return Stack(*parts)
 
 
-def _topic_rows(before: Sample, now: Sample, seconds: float) -> list[tuple[Any, ...]]:
-    earlier, produced = before.produced(), now.produced()
+def _make_topic_rows(before: TopSample, now: TopSample, seconds: float) -> list[tuple[Any, ...]]:
+    earlier, produced = before.count_produced(), now.count_produced()
     rows = [
         (name, now.partitions[name], count, max(0, count - earlier.get(name, count)) / seconds)
         for name, count in produced.items()
@@ -234,12 +270,12 @@ def _topic_rows(before: Sample, now: Sample, seconds: float) -> list[tuple[Any, 
     return sorted(rows, key=lambda row: (-row[3], -row[2], row[0]))
 
 
-def _group_rows(before: Sample, now: Sample, seconds: float) -> list[tuple[Any, ...]]:
+def _make_group_rows(before: TopSample, now: TopSample, seconds: float) -> list[tuple[Any, ...]]:
     rows = []
     for name, group in now.groups.items():
         earlier = before.groups.get(name)
 
-        def rate(
+        def compute_rate(
             value: Callable[[GroupSample], int | None],
             earlier: GroupSample | None = earlier,
             group: GroupSample = group,
@@ -254,28 +290,29 @@ def _group_rows(before: Sample, now: Sample, seconds: float) -> list[tuple[Any, 
                 group.state,
                 group.members,
                 group.lag,
-                rate(lambda g: g.lag),
-                rate(lambda g: g.done),
+                compute_rate(lambda g: g.lag),
+                compute_rate(lambda g: g.completed),
                 group.in_flight,
-                rate(lambda g: g.redelivered),
+                compute_rate(lambda g: g.redelivered),
                 group.waiting,
-                rate(lambda g: g.dead_lettered),
+                compute_rate(lambda g: g.dead_lettered),
             )
         )
     return sorted(rows, key=lambda row: (-(row[4] or 0), -(row[6] or 0), row[0]))
 
 
-def _table(columns: list[str], rows: list[tuple[Any, ...]]) -> Table:
+def _make_table(fields: Sequence[str], rows: list[tuple[Any, ...]]) -> Table:
+    columns = [name.replace("_per_s", "/s").replace("_", " ").upper() for name in fields]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold reverse")
-    for at, name in enumerate(columns):
-        numbers = bool(rows) and not isinstance(rows[0][at], str)
+    for index, name in enumerate(columns):
+        numbers = bool(rows) and not isinstance(rows[0][index], str)
         table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(_cell(columns[at], value) for at, value in enumerate(row)))
+        table.add_row(*(_format_cell(columns[index], value) for index, value in enumerate(row)))
     return table
 
 
-def _cell(column: str, value: Any) -> Text:
+def _format_cell(column: str, value: Any) -> Text:
     if value is None:
         return Text("-", style="dim")
     if isinstance(value, str):

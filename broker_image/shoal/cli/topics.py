@@ -8,19 +8,25 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import output, prompts, reassign, timestamps
-from shoal.cli.client_properties import pairs
+from shoal.cli.client_properties import parse_pairs
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say
-from shoal.client import remedies
+from shoal.client.admin.configs import (
+    AlterOperation,
+    ConfigChange,
+    ConfigResource,
+    ConfigResourceType,
+)
+from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
-from shoal.client.cluster import Topic, TopicPartition
-from shoal.client.configs import AlterOperation, ConfigChange, Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
-from shoal.client.topics import NewTopic, OffsetSpec
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.net.metadata import Topic
+from shoal.monitoring import remedies
 from shoal.protocol.errors import ErrorCode
 
-app = new_app("Manage topics, move their replicas, and delete old records.")
+app = make_app("Manage topics, move their replicas, and delete old records.")
 app.add_typer(reassign.app, name="reassign")
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
@@ -38,17 +44,17 @@ async def list_topics(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List topics."""
-    found = await client.admin.topics.list(internal=internal)
+    topics = await client.admin.topics.list(internal=internal)
     rows = [
         {
             "topic": t.name,
             "partitions": len(t.partitions),
             "replicas": len(t.partitions[0].replicas) if t.partitions else 0,
-            "topic_id": output.topic_id(t.topic_id),
+            "topic_id": output.format_topic_id(t.topic_id),
         }
-        for t in found.values()
+        for t in topics.values()
     ]
-    output.rows(
+    output.print_rows(
         format, rows, empty="There are no topics. Create one with `shoal topics create NAME`."
     )
 
@@ -77,14 +83,14 @@ async def create(
 ) -> None:
     """Create topics."""
     if partitions == 0 or partitions < -1:
-        raise Failed(f"--partitions must be at least 1, not {partitions}.", USAGE)
-    configs = _pairs(config, "--config")
+        raise CommandError(f"--partitions must be at least 1, not {partitions}.", USAGE)
+    configs = _parse_pairs(config, "--config")
     new = [NewTopic(name, partitions, replication_factor, configs) for name in topics]
     results = await client.admin.topics.create(new)
     failures = {}
     for name, result in results.items():
         if not isinstance(result, KafkaError):
-            say(f"Created topic {name} with {_count(result.partitions, 'partition')}.")
+            say(f"Created topic {name} with {_format_count(result.partitions, 'partition')}.")
         elif if_not_exists and result.code == ErrorCode.topic_already_exists:
             say(f"Topic {name} already exists.")
         else:
@@ -103,49 +109,53 @@ async def describe(
 ) -> None:
     """Show partitions, leaders, replicas, offsets and non-default configs."""
     admin = client.admin
-    found = expect(await admin.topics.describe(topics)) if topics else await admin.topics.list()
-    partitions = [TopicPartition(t.name, p.index) for t in found.values() for p in t.partitions]
+    topics_by_name = (
+        expect(await admin.topics.describe(topics)) if topics else await admin.topics.list()
+    )
+    partitions = [
+        TopicPartition(t.name, p.index) for t in topics_by_name.values() for p in t.partitions
+    ]
     starts = await admin.topics.offsets(dict.fromkeys(partitions, int(OffsetSpec.EARLIEST)))
     ends = await admin.topics.offsets(dict.fromkeys(partitions, int(OffsetSpec.LATEST)))
-    resources = {name: Resource(ResourceType.TOPIC, name) for name in found}
+    resources = {name: ConfigResource(ConfigResourceType.TOPIC, name) for name in topics_by_name}
     configs = expect(await admin.configs.describe(resources.values()))
     described: list[dict[str, Any]] = []
-    for name, topic in found.items():
+    for name, topic in topics_by_name.items():
         changed = {
             c.name: c.value
             for c in configs.get(resources[name], {}).values()
             if c.source == 1  # DYNAMIC_TOPIC_CONFIG: set on this topic
         }
-        rows = [_partition_row(topic, p, starts, ends) for p in range(len(topic.partitions))]
+        rows = [_make_partition_row(topic, p, starts, ends) for p in range(len(topic.partitions))]
         described.append(
             {
                 "topic": name,
-                "topic_id": output.topic_id(topic.topic_id),
+                "topic_id": output.format_topic_id(topic.topic_id),
                 "internal": topic.internal,
                 "configs": changed,
                 "partitions": rows,
             }
         )
-    if format is Format.JSON:
-        output.rows(format, described)
+    if format is not Format.TABLE:
+        output.print_rows(format, described)
         return
-    for at, one in enumerate(described):
-        if at:
+    for index, entry in enumerate(described):
+        if index:
             say()
-        title = f"{one['topic']}   id {one['topic_id']}"
-        configs_text = output.cell(one["configs"])
+        title = f"{entry['topic']}   id {entry['topic_id']}"
+        configs_text = output.format_cell(entry["configs"])
         output.print_table(
-            one["partitions"],
+            entry["partitions"],
             ["partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"],
             title + ("" if configs_text == "-" else f"   {configs_text}"),
             expendable=["log_start_offset"],
         )
 
 
-def _partition_row(topic: Topic, index: int, starts: Any, ends: Any) -> dict[str, Any]:
+def _make_partition_row(topic: Topic, index: int, starts: Any, ends: Any) -> dict[str, Any]:
     part = topic.partitions[index]
-    where = TopicPartition(topic.name, index)
-    start, end = starts.get(where), ends.get(where)
+    partition = TopicPartition(topic.name, index)
+    start, end = starts.get(partition), ends.get(partition)
     return {
         "partition": index,
         "leader": part.leader_id if part.leader_id >= 0 else None,
@@ -172,13 +182,17 @@ async def alter(
     ] = None,
 ) -> None:
     """Add partitions, set and unset configs."""
-    changes = [ConfigChange(n, v) for n, v in _pairs(set_, "--set").items()]
+    changes = [ConfigChange(n, v) for n, v in _parse_pairs(set_, "--set").items()]
     changes += [ConfigChange(name, None, AlterOperation.DELETE) for name in unset or ()]
     if partitions is None and not changes:
-        raise Failed("there is nothing to alter. Use --partitions, --set or --unset.", USAGE)
+        raise CommandError("there is nothing to alter. Use --partitions, --set or --unset.", USAGE)
     expect(await client.admin.topics.describe([topic]))
     if changes:
-        expect(await client.admin.configs.alter({Resource(ResourceType.TOPIC, topic): changes}))
+        expect(
+            await client.admin.configs.alter(
+                {ConfigResource(ConfigResourceType.TOPIC, topic): changes}
+            )
+        )
     if partitions is not None:
         expect(await client.admin.topics.create_partitions({topic: partitions}))
     say(f"Altered topic {topic}.")
@@ -196,10 +210,12 @@ async def delete(
     """Delete topics with all their records."""
     if not yes and sys.stdin.isatty():
         prompts.confirm(f"Delete {', '.join(topics)} with all records?")
-    known = await client.admin.topics.describe(topics)
-    present = [name for name, t in known.items() if not isinstance(t, KafkaError)]
+    descriptions = await client.admin.topics.describe(topics)
+    present = [name for name, t in descriptions.items() if not isinstance(t, KafkaError)]
     results = await client.admin.topics.delete(present) if present else {}
-    failures = {n: e for n, e in known.items() if isinstance(e, KafkaError) and not if_exists}
+    failures = {
+        n: e for n, e in descriptions.items() if isinstance(e, KafkaError) and not if_exists
+    }
     for name in present:
         error = results.get(name)
         if error is None:
@@ -222,20 +238,20 @@ async def delete_records(
     ] = None,
 ) -> None:
     """Delete records before an offset or a time (2026-01-31T12:00 or 7d), or all records."""
-    found = expect(await client.admin.topics.describe([topic]))[topic]
-    indexes = partition or [p.index for p in found.partitions]
-    where = [TopicPartition(topic, found.partition(i).index) for i in indexes]
+    description = expect(await client.admin.topics.describe([topic]))[topic]
+    indexes = partition or [p.index for p in description.partitions]
+    partitions = [TopicPartition(topic, description.get_partition(i).index) for i in indexes]
     if before == "all":
-        targets = dict.fromkeys(where, -1)
+        targets = dict.fromkeys(partitions, -1)
     elif before.isdigit():
-        targets = dict.fromkeys(where, int(before))
+        targets = dict.fromkeys(partitions, int(before))
     else:
         listed = await client.admin.topics.offsets(
-            dict.fromkeys(where, timestamps.timestamp(before))
+            dict.fromkeys(partitions, timestamps.parse_timestamp(before))
         )
         targets = {p: o.offset for p, o in expect(listed).items()}
     results = expect(await client.admin.topics.delete_records(targets))
-    output.rows(
+    output.print_rows(
         Format.TABLE,
         [{"partition": p.partition, "log_start_offset": o} for p, o in sorted(results.items())],
     )
@@ -251,37 +267,37 @@ async def offsets(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show each partition's offset at the end, the start or a time."""
-    named = {
+    special_specs = {
         "latest": OffsetSpec.LATEST,
         "earliest": OffsetSpec.EARLIEST,
         "max-timestamp": OffsetSpec.MAX_TIMESTAMP,
     }
-    spec = int(named[at]) if at in named else timestamps.timestamp(at)
-    found = expect(await client.admin.topics.describe([topic]))[topic]
-    wanted = {TopicPartition(topic, p.index): spec for p in found.partitions}
-    listed = expect(await client.admin.topics.offsets(wanted))
+    spec = int(special_specs[at]) if at in special_specs else timestamps.parse_timestamp(at)
+    description = expect(await client.admin.topics.describe([topic]))[topic]
+    specs = {TopicPartition(topic, p.index): spec for p in description.partitions}
+    listed = expect(await client.admin.topics.offsets(specs))
     rows = [
         {
-            "partition": where.partition,
+            "partition": partition.partition,
             "offset": o.offset if o.offset >= 0 else None,
-            "timestamp": output.when(o.timestamp_ms),
+            "timestamp": output.format_timestamp(o.timestamp_ms),
         }
-        for where, o in sorted(listed.items())
+        for partition, o in sorted(listed.items())
     ]
-    output.rows(format, rows)
+    output.print_rows(format, rows)
 
 
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+def _parse_pairs(words: list[str] | None, option: str) -> dict[str, str]:
     try:
-        return pairs(given, option)
+        return parse_pairs(words, option)
     except ValueError as error:
-        raise Failed(f"{error}.", USAGE) from None
+        raise CommandError(f"{error}.", USAGE) from None
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _fail_for(failures: dict[str, KafkaError]) -> None:
     if failures:
-        raise Failed(" ".join(remedies.remedy(error) for error in failures.values()))
+        raise CommandError(" ".join(remedies.format_remedy(error) for error in failures.values()))

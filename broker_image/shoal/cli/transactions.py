@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli import output, prompts, timestamps
-from shoal.cli.groups import partitions as parsed_partitions
+from shoal.cli.groups import parse_partitions as parsed_partitions
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.cli.session import USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say
+from shoal.client.admin.transactions import ProducerState
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import KafkaError, expect
-from shoal.client.transactions import ProducerState
+from shoal.client.net.cluster import TopicPartition
 
 if TYPE_CHECKING:
     pass
 
-app = new_app("List and describe transactions; find and end those that hang.")
+app = make_app("List and describe transactions; find and end those that hang.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="A transactional id.")]
 Ids = Annotated[list[str], typer.Argument(metavar="ID", help="Transactional ids.")]
@@ -47,21 +47,23 @@ async def list_transactions(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List transactional ids, their producer ids and states."""
-    found = await client.admin.transactions.list(
+    listings = await client.admin.transactions.list(
         states=state or (),
         producer_ids=producer_id or (),
-        longer_than_ms=-1 if longer_than is None else _duration_ms("--longer-than", longer_than),
+        longer_than_ms=-1
+        if longer_than is None
+        else _parse_duration_ms("--longer-than", longer_than),
     )
     rows = [
         {
-            "transactional_id": one.transactional_id,
-            "producer_id": one.producer_id,
-            "state": one.state,
-            "coordinator": one.coordinator,
+            "transactional_id": listing.transactional_id,
+            "producer_id": listing.producer_id,
+            "state": listing.state,
+            "coordinator": listing.coordinator,
         }
-        for one in found.values()
+        for listing in listings.values()
     ]
-    output.rows(format, rows, empty="There are no such transactional ids.")
+    output.print_rows(format, rows, empty="There are no such transactional ids.")
 
 
 @command(app, "describe")
@@ -69,19 +71,19 @@ async def describe(client: Client, ids: Ids, format: FormatOption = Format.TABLE
     """Show transactional ids in detail: the partitions of the transaction, and when it began."""
     rows = [
         {
-            "transactional_id": one.transactional_id,
-            "state": one.state,
-            "producer_id": one.producer_id,
-            "producer_epoch": one.producer_epoch,
-            "began": output.when(one.start_ms),
-            "timeout_ms": one.timeout_ms,
-            "coordinator": one.coordinator,
-            "partitions": [str(where) for where in one.partitions],
+            "transactional_id": transaction.transactional_id,
+            "state": transaction.state,
+            "producer_id": transaction.producer_id,
+            "producer_epoch": transaction.producer_epoch,
+            "began": output.format_timestamp(transaction.start_ms),
+            "timeout_ms": transaction.timeout_ms,
+            "coordinator": transaction.coordinator,
+            "partitions": [str(partition) for partition in transaction.partitions],
         }
-        for one in expect(await client.admin.transactions.describe(ids)).values()
+        for transaction in expect(await client.admin.transactions.describe(ids)).values()
     ]
     expendable = ["coordinator", "producer_epoch", "timeout_ms", "producer_id"]
-    output.rows(format, rows, expendable=expendable)
+    output.print_rows(format, rows, expendable=expendable)
 
 
 @command(app, "producers")
@@ -93,13 +95,15 @@ async def producers(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show the idempotent and transactional producers in the logs of partitions."""
-    where = await parsed_partitions(client, [topic], "TOPIC")
+    partitions = await parsed_partitions(client, [topic], "TOPIC")
     rows = [
-        _producer_row(partition, one)
-        for partition, found in expect(await client.admin.transactions.producers(where)).items()
-        for one in found
+        _make_producer_row(partition, state)
+        for partition, states in expect(
+            await client.admin.transactions.producers(partitions)
+        ).items()
+        for state in states
     ]
-    output.rows(
+    output.print_rows(
         format,
         rows,
         ["partition", "producer_id", "producer_epoch", "last_write", "transaction_start_offset"],
@@ -133,22 +137,24 @@ async def find_hanging(
     """Find transactions that are open in a partition, and that no coordinator will end. They hold
     back readers of committed records.
     """
-    timeout_ms = _duration_ms("--max-transaction-timeout", max_transaction_timeout)
-    where = await _candidates(client, topic, broker)
+    timeout_ms = _parse_duration_ms("--max-transaction-timeout", max_transaction_timeout)
+    partitions = await _find_candidates(client, topic, broker)
     before_ms = int(time.time() * 1000) - timeout_ms
-    found: list[tuple[TopicPartition, ProducerState]] = []
-    for partition, known in (await client.admin.transactions.producers(where)).items():
-        if isinstance(known, KafkaError):
-            warn(f"{partition} is left out: {known}.")
+    open_transactions: list[tuple[TopicPartition, ProducerState]] = []
+    for partition, states in (await client.admin.transactions.producers(partitions)).items():
+        if isinstance(states, KafkaError):
+            warn(f"{partition} is left out: {states}.")
             continue
-        found += [
+        open_transactions += [
             (partition, one)
-            for one in known
+            for one in states
             if one.transaction_start_offset >= 0 and one.last_timestamp_ms <= before_ms
         ]
-    rows = [_producer_row(*one) for one in await _hanging(client, found)]
+    rows = [_make_producer_row(*one) for one in await _select_hanging(client, open_transactions)]
     columns = ["topic", "partition", "producer_id", "transaction_start_offset", "last_write"]
-    output.rows(format, rows, columns, empty="No transaction hangs.", expendable=["last_write"])
+    output.print_rows(
+        format, rows, columns, empty="No transaction hangs.", expendable=["last_write"]
+    )
     if rows and format is Format.TABLE:
         say(
             "\nTo abort one: shoal transactions abort TOPIC:PARTITION --start-offset OFFSET",
@@ -168,23 +174,25 @@ async def abort(
     yes: Yes = False,
 ) -> None:
     """Abort a hanging transaction in one partition, without its coordinator."""
-    where = await parsed_partitions(client, [partition], "PARTITION")
-    if len(where) != 1 or ":" not in partition:
-        raise Failed(f"name one partition, as TOPIC:PARTITION, not {partition!r}.", USAGE)
-    (found,) = expect(await client.admin.transactions.producers(where)).values()
-    producer = next((one for one in found if one.transaction_start_offset == start_offset), None)
+    partitions = await parsed_partitions(client, [partition], "PARTITION")
+    if len(partitions) != 1 or ":" not in partition:
+        raise CommandError(f"name one partition, as TOPIC:PARTITION, not {partition!r}.", USAGE)
+    (states,) = expect(await client.admin.transactions.producers(partitions)).values()
+    producer = next(
+        (state for state in states if state.transaction_start_offset == start_offset), None
+    )
     if producer is None:
-        raise Failed(
-            f"no transaction that began at offset {start_offset} is open in {where[0]}. Show them"
-            f" with `shoal transactions producers {partition}`."
+        raise CommandError(
+            f"no transaction that began at offset {start_offset} is open in {partitions[0]}. Show "
+            f"them with `shoal transactions producers {partition}`."
         )
     _confirm(
-        f"Abort the transaction of producer {producer.producer_id} in {where[0]}, without its"
+        f"Abort the transaction of producer {producer.producer_id} in {partitions[0]}, without its"
         " coordinator?",
         yes,
     )
-    await client.admin.transactions.abort(where[0], producer)
-    say(f"Aborted the transaction of producer {producer.producer_id} in {where[0]}.")
+    await client.admin.transactions.abort(partitions[0], producer)
+    say(f"Aborted the transaction of producer {producer.producer_id} in {partitions[0]}.")
 
 
 @command(app, "terminate")
@@ -198,23 +206,23 @@ async def terminate(client: Client, id: Id, yes: Yes = False) -> None:
     say(f"Fenced the producer of {id}. Its open transaction is aborted.")
 
 
-async def _candidates(
+async def _find_candidates(
     client: Client, topics: list[str] | None, broker: int | None
 ) -> list[TopicPartition]:
     """Return the partitions to search, all by default."""
-    named = await parsed_partitions(client, topics) if topics else None
-    found = await client.admin.topics.list(internal=True)
+    chosen = await parsed_partitions(client, topics) if topics else None
+    listed_topics = await client.admin.topics.list(internal=True)
     return [
-        where
-        for topic in found.values()
+        partition
+        for topic in listed_topics.values()
         for p in topic.partitions
-        if (where := TopicPartition(topic.name, p.index))
-        and (named is None or where in named)
+        if (partition := TopicPartition(topic.name, p.index))
+        and (chosen is None or partition in chosen)
         and (p.leader_id == broker if broker is not None else p.leader_id >= 0)
     ]
 
 
-async def _hanging(
+async def _select_hanging(
     client: Client, open_ones: list[tuple[TopicPartition, ProducerState]]
 ) -> list[tuple[TopicPartition, ProducerState]]:
     """Return those of which no coordinator has the partition in its transaction."""
@@ -224,46 +232,50 @@ async def _hanging(
     listed = await client.admin.transactions.list(producer_ids=ids)
     described = await client.admin.transactions.describe(listed)
     in_transaction: set[tuple[int, TopicPartition]] = set()
-    for one in described.values():
-        if isinstance(one, KafkaError):
-            warn(f"a transactional id is left out: {one}.")
+    for transaction in described.values():
+        if isinstance(transaction, KafkaError):
+            warn(f"a transactional id is left out: {transaction}.")
             continue
-        in_transaction |= {(one.producer_id, where) for where in one.partitions}
+        in_transaction |= {
+            (transaction.producer_id, partition) for partition in transaction.partitions
+        }
     unknown = {
-        listed[id].producer_id for id, one in described.items() if isinstance(one, KafkaError)
+        listed[id].producer_id
+        for id, transaction in described.items()
+        if isinstance(transaction, KafkaError)
     }
     return [
-        (where, producer)
-        for where, producer in open_ones
-        if (producer.producer_id, where) not in in_transaction
+        (partition, producer)
+        for partition, producer in open_ones
+        if (producer.producer_id, partition) not in in_transaction
         and producer.producer_id not in unknown
     ]
 
 
-def _producer_row(where: TopicPartition, producer: ProducerState) -> dict[str, Any]:
+def _make_producer_row(partition: TopicPartition, producer: ProducerState) -> dict[str, Any]:
     start = producer.transaction_start_offset
     return {
-        "topic": where.topic,
-        "partition": where.partition,
+        "topic": partition.topic,
+        "partition": partition.partition,
         "producer_id": producer.producer_id,
         "producer_epoch": producer.producer_epoch,
         "coordinator_epoch": producer.coordinator_epoch,
         "last_sequence": producer.last_sequence,
-        "last_write": output.when(producer.last_timestamp_ms),
+        "last_write": output.format_timestamp(producer.last_timestamp_ms),
         "transaction_start_offset": start if start >= 0 else None,
     }
 
 
-def _duration_ms(option: str, text: str) -> int:
-    found = timestamps.duration_ms(text)
-    if found is None:
-        raise Failed(f"{option} must be like 90s, 15m or 2h, not {text!r}.", USAGE)
-    return found
+def _parse_duration_ms(option: str, text: str) -> int:
+    duration_ms = timestamps.parse_duration_ms(text)
+    if duration_ms is None:
+        raise CommandError(f"{option} must be like 90s, 15m or 2h, not {text!r}.", USAGE)
+    return duration_ms
 
 
 def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failed("--yes is missing: nobody can be asked.", USAGE)
+        raise CommandError("--yes is missing: nobody can be asked.", USAGE)
     prompts.confirm(question)

@@ -10,22 +10,22 @@ import typer
 
 from shoal.cli import output, passwords
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say
-from shoal.client import remedies
-from shoal.client.client import Client
-from shoal.client.errors import KafkaError
-from shoal.client.scram import ITERATIONS_MAX, ITERATIONS_MIN
-from shoal.client.security_admin import (
+from shoal.client.admin.security_admin import (
     ITERATIONS,
     SALT_SIZE,
     ScramInfo,
     ScramMechanism,
     ScramUpsertion,
 )
+from shoal.client.client import Client
+from shoal.client.errors import KafkaError
+from shoal.client.security.scram import ITERATIONS_MAX, ITERATIONS_MIN
+from shoal.monitoring import remedies
 from shoal.protocol.errors import ErrorCode
 
-app = new_app("List, add and remove users with SCRAM passwords.")
+app = make_app("List, add and remove users with SCRAM passwords.")
 
 
 class Mechanism(StrEnum):
@@ -50,18 +50,20 @@ Mechanisms = Annotated[
 @command(app, "list")
 async def list_users(client: Client, format: FormatOption = Format.TABLE) -> None:
     """List users. Those of certificates and access tokens are not stored in the cluster."""
-    found = await client.admin.users.describe()
-    output.rows(
-        format, _rows(found), empty="There are no users. Add one with `shoal users add USER`."
+    credentials = await client.admin.users.describe()
+    output.print_rows(
+        format,
+        _make_rows(credentials),
+        empty="There are no users. Add one with `shoal users add USER`.",
     )
 
 
 @command(app, "describe")
 async def describe(client: Client, users: Names, format: FormatOption = Format.TABLE) -> None:
     """Show the mechanisms and iterations of users' credentials."""
-    found = await client.admin.users.describe(users)
-    output.rows(format, _rows(found))
-    _fail_for(found)
+    credentials = await client.admin.users.describe(users)
+    output.print_rows(format, _make_rows(credentials))
+    _fail_for(credentials)
 
 
 @command(app, "add")
@@ -76,14 +78,16 @@ async def add(
 ) -> None:
     """Add a user, or set a new password. Default: for SCRAM-SHA-512."""
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-        raise Failed(
+        raise CommandError(
             f"--iterations must be {ITERATIONS_MIN} to {ITERATIONS_MAX}, not {iterations}.", USAGE
         )
-    password = passwords.read(password_file, user)
+    password = passwords.read_password(password_file, user)
     results = await client.admin.users.alter(
         [
-            ScramUpsertion.of(user, one.mechanism, password, os.urandom(SALT_SIZE), iterations)
-            for one in dict.fromkeys(mechanism or [Mechanism.SCRAM_SHA_512])
+            ScramUpsertion.from_password(
+                user, choice.mechanism, password, os.urandom(SALT_SIZE), iterations
+            )
+            for choice in dict.fromkeys(mechanism or [Mechanism.SCRAM_SHA_512])
         ]
     )
     _fail_for(results)
@@ -103,16 +107,16 @@ async def remove(
 
     Entries for the users stay: `shoal acls remove -p USER`.
     """
-    known = await client.admin.users.describe(users)
-    wanted = {one.value for one in mechanism or ()}
-    failures = {n: e for n, e in known.items() if isinstance(e, KafkaError)}
+    credentials = await client.admin.users.describe(users)
+    mechanisms = {choice.value for choice in mechanism or ()}
+    failures = {n: e for n, e in credentials.items() if isinstance(e, KafkaError)}
     if if_exists:
         failures = {n: e for n, e in failures.items() if e.code != ErrorCode.resource_not_found}
     deletions = [
         (name, Mechanism(info.mechanism).mechanism)
-        for name, infos in known.items()
+        for name, infos in credentials.items()
         for info in (() if isinstance(infos, KafkaError) else infos)
-        if not wanted or info.mechanism in wanted
+        if not mechanisms or info.mechanism in mechanisms
     ]
     results = await client.admin.users.alter(deletions=deletions) if deletions else {}
     for name, error in results.items():
@@ -123,10 +127,10 @@ async def remove(
     _fail_for(failures)
 
 
-def _rows(found: dict[str, tuple[ScramInfo, ...] | KafkaError]) -> list[dict[str, Any]]:
+def _make_rows(credentials: dict[str, tuple[ScramInfo, ...] | KafkaError]) -> list[dict[str, Any]]:
     return [
         {"user": name, "mechanism": info.mechanism, "iterations": info.iterations}
-        for name, infos in found.items()
+        for name, infos in credentials.items()
         for info in (() if isinstance(infos, KafkaError) else infos)
     ]
 
@@ -134,4 +138,4 @@ def _rows(found: dict[str, tuple[ScramInfo, ...] | KafkaError]) -> list[dict[str
 def _fail_for(results: dict[str, Any]) -> None:
     errors = [error for error in results.values() if isinstance(error, KafkaError)]
     if errors:
-        raise Failed(" ".join(remedies.remedy(error) for error in errors))
+        raise CommandError(" ".join(remedies.format_remedy(error) for error in errors))

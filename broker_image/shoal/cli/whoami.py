@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from shoal.cli import output
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.resources import word
-from shoal.cli.session import command, new_app
+from shoal.cli.resources import format_word
+from shoal.cli.session import command, make_app
+from shoal.client.admin.security_admin import list_cluster_operations
 from shoal.client.client import Client
-from shoal.client.security import Security
-from shoal.client.security_admin import cluster_operations
+from shoal.client.security.security import Security
 
-app = new_app("Show how the cluster has authenticated you.")
+app = make_app("Show how the cluster has authenticated you.")
 
 
 @command(app)
@@ -21,18 +21,18 @@ async def whoami(client: Client, format: FormatOption = Format.TABLE) -> None:
     describe the cluster; without authorization they are all.
     """
     identity = await client.admin.tokens.identity()
-    operations = await cluster_operations(client.cluster)
-    link = await client.cluster.any_connection()
+    operations = await list_cluster_operations(client.cluster)
+    link = await client.cluster.get_any_connection()
     row = {
         "principal": identity.principal if identity else None,
-        "authenticated_by": _login(client.cluster.settings.security),
+        "authenticated_by": _describe_login(client.cluster.settings.security),
         "broker": str(link),
-        "cluster_operations": [word(one) for one in operations or ()],
+        "cluster_operations": [format_word(operation) for operation in operations or ()],
     }
-    output.rows(format, [row])
+    output.print_rows(format, [row])
 
 
-def _login(security: Security) -> str:
+def _describe_login(security: Security) -> str:
     """Return the protocol, and the mechanism of SASL."""
     if not security.sasl:
         return security.protocol

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.client.errors import SecurityError
-from shoal.client.properties import properties
-from shoal.client.secret import Secret
+from shoal.client.properties import parse_properties
+from shoal.client.security.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,47 +36,47 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text.strip()) is not None
 
 
-def has_references(given: Mapping[str, str]) -> bool:
-    return any(_REFERENCE.search(text) for text in given.values())
+def has_references(settings: Mapping[str, str]) -> bool:
+    return any(_REFERENCE.search(text) for text in settings.values())
 
 
-def resolve(given: Mapping[str, Secret]) -> dict[str, Secret]:
+def resolve(settings: Mapping[str, Secret]) -> dict[str, Secret]:
     """Return the properties with all references replaced, without those of the providers.
 
     Raises `SecurityError` if a file or variable does not exist.
     """
-    kinds = _kinds(given)
-    found = {}
-    for name, text in given.items():
+    kinds = _find_provider_kinds(settings)
+    resolved = {}
+    for name, text in settings.items():
         if name == PROVIDERS or _CLASS.fullmatch(name):
             continue
 
-        def value(match: re.Match[str], name: str = name) -> str:
+        def substitute(match: re.Match[str], name: str = name) -> str:
             kind = kinds.get(match[1])
             if kind is None:
                 return match[0]
-            return value_of(name, kind, match[2] or "", match[3]).reveal()
+            return read_value(name, kind, match[2] or "", match[3]).reveal()
 
-        found[name] = Secret(_REFERENCE.sub(value, text.reveal()))
-    return found
+        resolved[name] = Secret(_REFERENCE.sub(substitute, text.reveal()))
+    return resolved
 
 
-def _kinds(given: Mapping[str, Secret]) -> dict[str, str]:
+def _find_provider_kinds(settings: Mapping[str, Secret]) -> dict[str, str]:
     """Return the kind of each provider by its name."""
-    if PROVIDERS not in given:
+    if PROVIDERS not in settings:
         return {kind: kind for kind in _CLASSES.values()}
-    found = {}
-    for provider in filter(None, (part.strip() for part in given[PROVIDERS].split(","))):
-        class_name = given.get(f"{PROVIDERS}.{provider}.class", Secret()).reveal()
+    kinds = {}
+    for provider in filter(None, (part.strip() for part in settings[PROVIDERS].split(","))):
+        class_name = settings.get(f"{PROVIDERS}.{provider}.class", Secret()).reveal()
         if class_name not in _CLASSES:
             raise SecurityError(
                 f"{PROVIDERS}.{provider}.class {class_name!r} is not one of {', '.join(_CLASSES)}"
             )
-        found[provider] = _CLASSES[class_name]
-    return found
+        kinds[provider] = _CLASSES[class_name]
+    return kinds
 
 
-def value_of(name: str, kind: str, path: str, key: str) -> Secret:
+def read_value(name: str, kind: str, path: str, key: str) -> Secret:
     """Return the value of one reference in the property `name`.
 
     Raises `SecurityError`. The messages never contain values.
@@ -94,13 +94,13 @@ def value_of(name: str, kind: str, path: str, key: str) -> Secret:
     else:
         if kind == "directory":
             return Secret(text.removesuffix("\n").removesuffix("\r"))
-        value = _property(text, key)
+        value = _find_property(text, key)
         if value is not None:
             return value
         missing = f"{name} needs {key} of {file}, which does not have it"
     raise SecurityError(missing)
 
 
-def _property(text: Secret, name: str) -> Secret | None:
-    found = dict(properties(text.reveal())).get(name)
-    return None if found is None else Secret(found)
+def _find_property(text: Secret, name: str) -> Secret | None:
+    value = dict(parse_properties(text.reveal())).get(name)
+    return None if value is None else Secret(value)

@@ -1,16 +1,16 @@
 """Errors of the client, by their source.
 
 `KafkaError` is a broker's refusal with one of Kafka's codes. `Unreachable`, `ConnectionLost`,
-`RequestTimeout` and `LoginUnavailable` come from the network. `Unsupported` and `SecurityError` are
-mismatches of the two ends. Each message is a sentence with the remedy. Calls on many objects return
-the error of one object as a value; `expect` raises it.
+`RequestTimeout` and `LoginUnavailable` come from the network. `UnsupportedVersion` and
+`SecurityError` are mismatches of the two ends. Each message is a sentence with the remedy. Calls on
+many objects return the error of one object as a value; `expect` raises it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from shoal.protocol.errors import ErrorCode
+from shoal.protocol.errors import ErrorCode, get_error_name, to_error_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,13 @@ class Unreachable(ClientError):
     """No broker answered at an address: wrong address, broker down, or a firewall."""
 
 
-class Refused(Unreachable):
+class ConnectionRefused(Unreachable):
     """The host answered, but no process listens on the port."""
+
+
+class WrongBroker(Unreachable):
+    """Another broker than the one meant answered, or one of another cluster: an address is out of
+    date, or a proxy sent the connection elsewhere (KIP-1242)."""
 
 
 class ConnectionLost(ClientError):
@@ -39,7 +44,7 @@ class RequestTimeout(ClientError):
     """The broker did not answer within the request's timeout."""
 
 
-class Unsupported(ClientError):
+class UnsupportedVersion(ClientError):
     """The broker and this client share no version of an API."""
 
 
@@ -55,12 +60,8 @@ class KafkaError(ClientError):
     """A broker's refusal: `code` is Kafka's; `message` is the broker's, or ours if it sent none."""
 
     def __init__(self, code: ErrorCode | int, message: str | None = None) -> None:
-        try:
-            self.code: ErrorCode = ErrorCode(code)
-            name = self.code.name.upper()
-        except ValueError:
-            self.code = ErrorCode.unknown_server_error
-            name = f"error {int(code)}"
+        name = get_error_name(code)
+        self.code = to_error_code(code)
         self.message = message
         super().__init__(f"{message.rstrip('.')} ({name})" if message else name)
 
@@ -82,11 +83,19 @@ class RecordsRefused(KafkaError):
         super().__init__(code, message)
         self.record_errors = record_errors
 
-    def of(self, index: int) -> ClientError:
+    def get_error(self, index: int) -> ClientError:
         """Return the error of one record of the batch."""
         if index in self.record_errors:
             return KafkaError(self.code, self.record_errors[index] or self.message)
         return InvalidBatch(f"The record is valid, but others of its batch are not: {self}")
+
+
+class RecordCancelled(KafkaError):
+    """A lock is not renewed because somebody has cancelled its record for the group. The record is
+    not delivered again, and an accept still counts."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.invalid_record_state, "the record was cancelled for the group")
 
 
 class TransactionError(KafkaError):
@@ -163,7 +172,7 @@ STALE_COORDINATOR = frozenset(
 )
 
 
-def transient(error: ClientError) -> bool:
+def is_transient(error: ClientError) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, KafkaError):
         return error.retriable

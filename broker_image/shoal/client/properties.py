@@ -13,21 +13,21 @@ CLIENT_PREFIX = "SHOAL_CLIENT_"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-def properties(text: str) -> Iterator[tuple[str, str]]:
+def parse_properties(text: str) -> Iterator[tuple[str, str]]:
     """Yield the names and values of a Java properties file."""
-    whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
-    for line in whole.splitlines():
+    joined_text = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
+    for line in joined_text.splitlines():
         line = line.lstrip(" \t\f")
         if not line or line[0] in "#!":
             continue
         match = re.match(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", line, re.DOTALL)
         assert match is not None
-        yield _unescaped(match[1]), _unescaped(match[2]).rstrip()
+        yield _unescape(match[1]), _unescape(match[2]).rstrip()
 
 
-def _unescaped(text: str) -> str:
-    def one(match: re.Match[str]) -> str:
+def _unescape(text: str) -> str:
+    def unescape_match(match: re.Match[str]) -> str:
         code = match[1]
         return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPES.get(code, code)
 
-    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text)
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", unescape_match, text)

@@ -1,7 +1,7 @@
 """Client settings: addresses, security and timeouts.
 
-`Settings.of` reads client properties of the Java client and of librdkafka; see `security` for those
-of TLS and SASL. It refuses an unknown property by name.
+`Settings.from_bootstrap` reads client properties of the Java client and of librdkafka; see
+`security` for those of TLS and SASL. It refuses an unknown property by name.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.client import config_providers, security
-from shoal.client.properties import CLIENT_PREFIX, properties
-from shoal.client.secret import Secret
-from shoal.client.security import Security
+from shoal.client import config_providers
+from shoal.client.properties import CLIENT_PREFIX, parse_properties
+from shoal.client.security import security
+from shoal.client.security.secret import Secret
+from shoal.client.security.security import Security
 
 Address = tuple[str, int]
 #: Client properties, or the call that reads them.
@@ -26,18 +27,18 @@ DEFAULT_BOOTSTRAP = f"127.0.0.1:{DEFAULT_PORT}"
 _BOOTSTRAP = "bootstrap.servers"
 
 
-def addresses(bootstrap: str) -> tuple[Address, ...]:
+def parse_addresses(bootstrap: str) -> tuple[Address, ...]:
     """Parse `host:port,host:port`. The default port is 9092. IPv6 addresses need brackets."""
-    found = []
+    parsed = []
     for part in filter(None, (p.strip() for p in bootstrap.split(","))):
         match = re.fullmatch(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d+))?", part)
         port = int(match["port"] or DEFAULT_PORT) if match else 0
         if match is None or not 0 < port < 65536:
             raise ValueError(f"bootstrap.servers: {part!r} is not HOST:PORT")
-        found.append((match["v6"] or match["host"], port))
-    if not found:
+        parsed.append((match["v6"] or match["host"], port))
+    if not parsed:
         raise ValueError("bootstrap.servers is empty. Set at least one host:port")
-    return tuple(found)
+    return tuple(parsed)
 
 
 @dataclass(frozen=True)
@@ -60,31 +61,33 @@ class Settings:
     client_rack: str = ""
 
     @classmethod
-    def of(cls, bootstrap: str, properties: Properties | None = None) -> Settings:
+    def from_bootstrap(cls, bootstrap: str, properties: Properties | None = None) -> Settings:
         """Parse Kafka's client properties, or those that a call returns.
 
         Values may be in files and in the environment; see `config_providers`. Such properties, and
         the call, are read again for each new connection. Raises `ValueError` for an unknown
         property, and `SecurityError`.
         """
-        source = _Source(properties or {})
+        source = _PropertySource(properties or {})
         properties = None  # Tracebacks may show arguments, but not what a source contains.
-        settings = cls(addresses(bootstrap))
-        given = source.read()
-        for name in given:
+        settings = cls(parse_addresses(bootstrap))
+        values = source.read()
+        for name in values:
             if name in _PLAIN:
-                settings = _with(settings, name, given[name].reveal())
+                settings = _with_property(settings, name, values[name].reveal())
             elif name not in NAMES:
                 raise ValueError(
                     f"this client does not support property {name!r}; it supports "
                     + ", ".join(sorted(NAMES))
                 )
-        if given.keys() <= _PLAIN.keys() and not source.changing:
+        if values.keys() <= _PLAIN.keys() and not source.changing:
             return settings
-        return replace(settings, security=Security.of(source.read, changing=source.changing))
+        return replace(
+            settings, security=Security.from_properties(source.read, changing=source.changing)
+        )
 
     @classmethod
-    def of_file(
+    def from_file(
         cls, bootstrap: str | None, file: Path | None, fixed: Mapping[str, str] | None = None
     ) -> Settings:
         """Parse a properties file; `fixed` has priority over it.
@@ -94,54 +97,60 @@ class Settings:
         """
 
         def load() -> dict[str, str]:
-            found = dict(properties(file.read_text())) if file is not None else {}
-            return found | dict(fixed or {})
+            values = dict(parse_properties(file.read_text())) if file is not None else {}
+            return values | dict(fixed or {})
 
-        return cls.of_properties(bootstrap, load if file is not None else load())
+        return cls.from_properties(bootstrap, load if file is not None else load())
 
     @classmethod
-    def of_properties(cls, bootstrap: str | None, given: Properties) -> Settings:
+    def from_properties(cls, bootstrap: str | None, source: Properties) -> Settings:
         """Parse properties that name the brokers themselves, unless `bootstrap` does. Raises as
-        `of` does.
+        `from_bootstrap` does.
         """
 
-        def without_bootstrap() -> dict[str, str]:
-            found = given() if callable(given) else given
-            return {name: text for name, text in found.items() if name != _BOOTSTRAP}
+        def load_without_bootstrap() -> dict[str, str]:
+            values = source() if callable(source) else source
+            return {name: text for name, text in values.items() if name != _BOOTSTRAP}
 
-        named = given() if callable(given) else given
-        where = bootstrap or named.get(_BOOTSTRAP) or DEFAULT_BOOTSTRAP
-        return cls.of(where, without_bootstrap if callable(given) else without_bootstrap())
+        all_values = source() if callable(source) else source
+        servers = bootstrap or all_values.get(_BOOTSTRAP) or DEFAULT_BOOTSTRAP
+        return cls.from_bootstrap(
+            servers, load_without_bootstrap if callable(source) else load_without_bootstrap()
+        )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Parse what the operator gives to the pods of a ShareConsumer, as `shoal` does.
 
         These are SHOAL_BOOTSTRAP_SERVERS, the file that SHOAL_COMMAND_CONFIG names, and variables
-        such as SHOAL_CLIENT_SASL_PASSWORD. Raises as `of_file` does.
+        such as SHOAL_CLIENT_SASL_PASSWORD. Raises as `from_file` does.
         """
-        given = os.environ if environment is None else environment
-        file = given.get("SHOAL_COMMAND_CONFIG")
-        fixed = {name: given[variable(name)] for name in NAMES if variable(name) in given}
-        return cls.of_file(
-            given.get("SHOAL_BOOTSTRAP_SERVERS"), Path(file) if file else None, fixed
+        variables = os.environ if environment is None else environment
+        file = variables.get("SHOAL_COMMAND_CONFIG")
+        fixed = {
+            name: variables[get_variable_name(name)]
+            for name in NAMES
+            if get_variable_name(name) in variables
+        }
+        return cls.from_file(
+            variables.get("SHOAL_BOOTSTRAP_SERVERS"), Path(file) if file else None, fixed
         )
 
 
-class _Source:
+class _PropertySource:
     """Properties as they were given, or the call that returns them."""
 
-    def __init__(self, given: Properties) -> None:
-        self._given = given
-        self.changing = callable(given) or config_providers.has_references(given)
+    def __init__(self, source: Properties) -> None:
+        self._properties = source
+        self.changing = callable(source) or config_providers.has_references(source)
 
     def read(self) -> dict[str, Secret]:
         """Return the properties, with all references replaced. Raises `SecurityError`."""
-        return config_providers.resolve(self._hidden())
+        return config_providers.resolve(self._hide())
 
-    def _hidden(self) -> dict[str, Secret]:
-        given = self._given() if callable(self._given) else self._given
-        return {name: Secret(text) for name, text in given.items()}
+    def _hide(self) -> dict[str, Secret]:
+        values = self._properties() if callable(self._properties) else self._properties
+        return {name: Secret(text) for name, text in values.items()}
 
 
 _PLAIN = {
@@ -160,12 +169,12 @@ _WORDS = frozenset({"client.id", "client.rack", "shoal.metrics.token.file"})
 NAMES = frozenset({*_PLAIN, *security.NAMES})
 
 
-def variable(name: str) -> str:
+def get_variable_name(name: str) -> str:
     """Return the environment variable of a client property."""
     return CLIENT_PREFIX + name.replace(".", "_").upper()
 
 
-def _with(settings: Settings, name: str, value: str) -> Settings:
+def _with_property(settings: Settings, name: str, value: str) -> Settings:
     if name in _WORDS:
         text: dict[str, Any] = {_PLAIN[name]: value}
         return replace(settings, **text)

@@ -19,8 +19,8 @@ from shoal.client.errors import ClientError, SecurityError
 from shoal.console.security import DELEGATION, TOKEN, is_loopback
 
 if TYPE_CHECKING:
-    from shoal.client.security_admin import DelegationToken
-    from shoal.console.security import Access, Bearer
+    from shoal.client.admin.security_admin import DelegationToken
+    from shoal.console.security import Bearer, ConsoleAccess
 
 #: The lifetime of a token. An action may run for as long as a new token has left.
 TOKEN_LIFETIME_S = 24 * 3600.0
@@ -48,7 +48,7 @@ class _Actor:
         return now_s - self.made_at_s < TOKEN_AGE_S_MAX
 
 
-async def _admitted(client: Client) -> None:
+async def _wait_until_admitted(client: Client) -> None:
     """Wait until the brokers accept a new token. Raises `SecurityError` if they do not."""
     for attempt in range(ATTEMPTS_MAX):
         try:
@@ -64,11 +64,11 @@ async def _admitted(client: Client) -> None:
 class Actors:
     """The clients that act, one for each user."""
 
-    def __init__(self, client: Client, access: Access) -> None:
+    def __init__(self, client: Client, access: ConsoleAccess) -> None:
         """`client` is that of the console's connection, which the caller closes."""
         self._client = client
         self._access = access
-        self._known: dict[str, _Actor] = {}
+        self._actors: dict[str, _Actor] = {}
         #: Tokens that newer ones have replaced. Their actions may still run.
         self._old: list[_Actor] = []
         self._lock = asyncio.Lock()
@@ -94,16 +94,16 @@ class Actors:
                 " listener with SASL."
             )
         if access.acts_by == DELEGATION and (not security.sasl or security.is_token):
-            how = "a delegation token" if security.is_token else security.protocol
+            connection = "a delegation token" if security.is_token else security.protocol
             return (
                 "Actions are off: each user acts by a delegation token, and the console cannot"
-                f" create one because it is connected by {how}. Connect it by SASL with a password"
-                " or an access token"
+                f" create one because it is connected by {connection}. Connect it by SASL with a "
+                "password or an access token"
                 + (", or give --login one user only." if access.users else ".")
             )
         return ""
 
-    async def client(self, user: str, bearer: Bearer | None = None) -> Client:
+    async def get_client(self, user: str, bearer: Bearer | None = None) -> Client:
         """Return the client that acts for a user, by the access token if the login has one.
 
         Raises `ClientError`, for example if the console may not create tokens for this user, or if
@@ -116,30 +116,30 @@ class Actors:
             raise SecurityError("the login has no access token that is valid now. Log in again")
         name = user if bearer is None else bearer.key
         async with self._lock:
-            known = self._known.get(name)
+            cached = self._actors.get(name)
             now_s = time.monotonic()
-            if known is not None and known.is_usable(bearer, now_s):
-                return known.client
+            if cached is not None and cached.is_usable(bearer, now_s):
+                return cached.client
             if bearer is None:
-                made = await self._by_delegation(user, now_s)
+                actor = await self._make_by_delegation(user, now_s)
             else:
-                made = await self._by_token(bearer, now_s)
-            self._known.pop(name, None)
-            self._known[name] = made
-            if known is not None:
-                self._old.append(known)
+                actor = await self._make_by_token(bearer, now_s)
+            self._actors.pop(name, None)
+            self._actors[name] = actor
+            if cached is not None:
+                self._old.append(cached)
             await self._forget(now_s)
-            return made.client
+            return actor.client
 
     async def _forget(self, now_s: float) -> None:
         """Close clients that no action can use any longer."""
-        while len(self._known) > ACTORS_MAX:
-            self._old.append(self._known.pop(next(iter(self._known))))
+        while len(self._actors) > ACTORS_MAX:
+            self._old.append(self._actors.pop(next(iter(self._actors))))
         for actor in [a for a in self._old if now_s - a.made_at_s > TOKEN_LIFETIME_S]:
             self._old.remove(actor)
             await actor.client.close()
 
-    async def _by_token(self, bearer: Bearer, now_s: float) -> _Actor:
+    async def _make_by_token(self, bearer: Bearer, now_s: float) -> _Actor:
         settings = self._client.cluster.settings
         security = settings.security.with_access_token(lambda: bearer.value)
         client = Client(replace(settings, security=security))
@@ -150,7 +150,7 @@ class Actors:
             raise
         return _Actor(client, now_s, bearer=bearer)
 
-    async def _by_delegation(self, user: str, now_s: float) -> _Actor:
+    async def _make_by_delegation(self, user: str, now_s: float) -> _Actor:
         tokens = self._client.admin.tokens
         # Only owners and renewers may end a token.
         me = await tokens.identity()
@@ -163,7 +163,7 @@ class Actors:
         security = settings.security.with_token(token.token_id, token.password)
         client = Client(replace(settings, security=security))
         try:
-            await _admitted(client)
+            await _wait_until_admitted(client)
         except BaseException:
             await client.close()
             raise
@@ -171,11 +171,11 @@ class Actors:
 
     async def close(self) -> None:
         """Close the clients, and end their tokens as far as the brokers allow it."""
-        for actor in (*self._known.values(), *self._old):
+        for actor in (*self._actors.values(), *self._old):
             await actor.client.close()
             if actor.token is None:
                 continue
             with contextlib.suppress(ClientError):
                 await self._client.admin.tokens.expire(actor.token.hmac)
-        self._known.clear()
+        self._actors.clear()
         self._old.clear()

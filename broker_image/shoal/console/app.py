@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from shoal.client.client import Client
-from shoal.client.errors import ClientError, KafkaError, transient
-from shoal.client.remedies import remedy
+from shoal.client.errors import ClientError, KafkaError, is_transient
 from shoal.console import openid
 from shoal.console import sampler as samplers
 from shoal.console.actors import Actors
+from shoal.console.connections import ConnectionLimits, count_requests, send_in_pieces
 from shoal.console.forms import FORM_BYTES_MAX, Forms
 from shoal.console.kubernetes import Kubernetes, reading
-from shoal.console.live import Streams
+from shoal.console.live import EventStreams
 from shoal.console.openid import OpenIdLogin
 from shoal.console.pages import Page, Pages
 from shoal.console.prometheus import Prometheus
-from shoal.console.reading import PAGES_MAX
-from shoal.console.records import TooLarge
+from shoal.console.read_budget import PAGES_MAX
+from shoal.console.records import BatchTooLarge
 from shoal.console.registries import Registry
 from shoal.console.render import STATIC, compile_templates, render
-from shoal.console.runs import Runs
-from shoal.console.security import LOGIN, NO_RIGHT, USER, Access, guard, with_headers
+from shoal.console.runs import ActionRuns
+from shoal.console.security import LOGIN, NO_RIGHT, USER, ConsoleAccess, guard, with_headers
 from shoal.console.sessions import Sessions
-from shoal.console.views import View
+from shoal.console.views import RecordView
+from shoal.monitoring.remedies import format_remedy
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -45,10 +48,14 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 log = logging.getLogger("shoal.console")
+#: What aiohttp logs.
+_http_log = logging.getLogger("shoal.console.http")
 #: Seconds until open event streams are cut when the console ends.
 SHUTDOWN_S = 1.0
 #: The longest request line and header. Group ids in an address may be long.
 LINE_BYTES_MAX = 16 << 10
+#: Headers of a request. Browsers and a proxy send some 20.
+HEADERS_MAX = 64
 #: Titles of error pages that say more than the phrase of HTTP.
 _TITLES = {
     HTTPStatus.CONFLICT: "Not possible now",
@@ -70,19 +77,19 @@ _ABSENT = frozenset(
 class Console:
     """The parts of one console over a client's cluster. `close` ends its actions."""
 
-    def __init__(self, client: Client, sampler: samplers.Sampler, access: Access) -> None:
+    def __init__(self, client: Client, sampler: samplers.Sampler, access: ConsoleAccess) -> None:
         self.access = access
         self.registry = None if access.registry is None else Registry(access.registry)
-        view = View(access.masks, self.registry)
+        view = RecordView(access.masks, self.registry)
         self.kubernetes = None if access.kubernetes is None else Kubernetes(access.kubernetes)
         self.prometheus = None if access.prometheus is None else Prometheus(access.prometheus)
         self.actors = Actors(client, access)
         self.pages = Pages(client, sampler, self.actors, view, self.kubernetes, self.prometheus)
-        self.streams = Streams(sampler)
+        self.streams = EventStreams(sampler)
         self.reading = asyncio.Semaphore(PAGES_MAX)
         encrypted = access.is_encrypted or access.url.startswith("https:")
         self.sessions = Sessions(is_encrypted=encrypted, hosts=access.hosts)
-        self.runs = Runs(sampler.hurry)
+        self.runs = ActionRuns(sampler.hurry)
         self.forms = Forms(self.pages, sampler, self.actors, self.sessions, self.runs, view)
 
     async def close(self) -> None:
@@ -98,55 +105,62 @@ class Console:
             await self.prometheus.close()
 
 
-def application(console: Console) -> web.Application:
+def build_application(console: Console) -> web.Application:
     """Return the application."""
     compile_templates()
     pages = console.pages
     app = web.Application(
         middlewares=[
+            count_requests,
             with_headers,
             console.sessions.middleware,
-            _errors_as_pages(pages),
+            _make_error_middleware(pages),
             guard(console.access),
         ],
         client_max_size=FORM_BYTES_MAX,
-        handler_args={"max_line_size": LINE_BYTES_MAX, "max_field_size": LINE_BYTES_MAX},
+        handler_args={
+            "max_line_size": LINE_BYTES_MAX,
+            "max_field_size": LINE_BYTES_MAX,
+            "max_headers": HEADERS_MAX,
+            "auto_decompress": False,
+        },
     )
     live: dict[str, PageHandler] = {
-        "": pages.overview,
-        "group": pages.group,
-        "consumers": pages.consumers,
+        "": pages.show_overview,
+        "group": pages.show_group,
+        "consumers": pages.show_consumers,
     }
     still: dict[str, PageHandler] = {
-        "topics": pages.topics,
-        "topic": _in_turn(console.reading, pages.topic),
-        "record": _in_turn(console.reading, pages.record),
-        "letters": _in_turn(console.reading, pages.letters),
-        "letter": _in_turn(console.reading, pages.letter),
+        "topics": pages.show_topics,
+        "topic": _limit_concurrency(console.reading, pages.show_topic),
+        "record": _limit_concurrency(console.reading, pages.show_record),
+        "letters": _limit_concurrency(console.reading, pages.show_dead_letters),
+        "letter": _limit_concurrency(console.reading, pages.show_dead_letter),
     }
     if console.access.allow_actions:
-        live |= {"run": console.forms.run, "actions": console.forms.actions}
+        live |= {"run": console.forms.show_run, "actions": console.forms.show_actions}
         still["act-{name}"] = console.forms.open
-        app.router.add_post("/act-{name}", partial(_page, console.forms.preview, False))
-        app.router.add_post("/confirm", partial(_page, console.forms.confirm, False))
-        app.router.add_post("/stop", partial(_page, console.forms.stop, False))
+        app.router.add_post("/act-{name}", partial(_serve_page, console.forms.preview, False))
+        app.router.add_post("/confirm", partial(_serve_page, console.forms.confirm, False))
+        app.router.add_post("/stop", partial(_serve_page, console.forms.stop, False))
     for name, handler in live.items():
-        app.router.add_get(f"/{name}", partial(_page, handler, True))
-        app.router.add_get(f"/live/{name}", partial(_stream, console.streams, handler))
+        app.router.add_get(f"/{name}", partial(_serve_page, handler, True))
+        app.router.add_get(f"/live/{name}", partial(_serve_stream, console.streams, handler))
     for name, handler in still.items():
-        app.router.add_get(f"/{name}", partial(_page, handler, False))
+        app.router.add_get(f"/{name}", partial(_serve_page, handler, False))
     if isinstance(console.access.login, OpenIdLogin):
         login = console.access.login
-        app.router.add_get(openid.RETURN, login.returned)
+        app.router.add_get(openid.RETURN, login.complete_login)
         app.router.add_post(openid.LOG_OUT, partial(_log_out, console, login))
-        logged_out = partial(pages.logged_out, login)
-        app.router.add_get(openid.LOGGED_OUT, partial(_page, logged_out, False))
-    app.router.add_get("/payload", _in_turn(console.reading, pages.payload))
-    app.router.add_get("/static/{name}", _static)
+        logged_out = partial(pages.show_logged_out, login)
+        app.router.add_get(openid.LOGGED_OUT, partial(_serve_page, logged_out, False))
+    reading_payload = _limit_concurrency(console.reading, pages.read_payload)
+    app.router.add_get("/payload", partial(_serve_payload, reading_payload))
+    app.router.add_get("/static/{name}", _serve_static)
     return app
 
 
-def _in_turn(
+def _limit_concurrency(
     turns: asyncio.Semaphore, handler: Callable[[web.Request], Awaitable[_Answer]]
 ) -> Callable[[web.Request], Awaitable[_Answer]]:
     """Return the handler of a page that reads records: few may hold them at a time."""
@@ -158,7 +172,7 @@ def _in_turn(
     return read
 
 
-async def _page(handler: PageHandler, is_live: bool, request: web.Request) -> web.Response:
+async def _serve_page(handler: PageHandler, is_live: bool, request: web.Request) -> web.Response:
     page = await handler(request)
     text = render(f"{page.template}.html", {**page.context, "is_live": is_live})
     response = web.Response(text=text, content_type="text/html")
@@ -168,28 +182,38 @@ async def _page(handler: PageHandler, is_live: bool, request: web.Request) -> we
     return response
 
 
+async def _serve_payload(
+    read: Callable[[web.Request], Awaitable[tuple[web.StreamResponse, bytes]]], request: web.Request
+) -> web.StreamResponse:
+    response, payload = await read(request)
+    await send_in_pieces(request, response, payload)
+    return response
+
+
 async def _log_out(console: Console, login: OpenIdLogin, request: web.Request) -> web.Response:
     console.sessions.check_origin(request)
     return await login.log_out(request)
 
 
-async def _stream(
-    streams: Streams, handler: PageHandler, request: web.Request
+async def _serve_stream(
+    streams: EventStreams, handler: PageHandler, request: web.Request
 ) -> web.StreamResponse:
-    async def part() -> str:
+    async def render_part() -> str:
         if LOGIN in request:
             await request[LOGIN].renew()
             if request[LOGIN].is_over:
                 raise web.HTTPUnauthorized(
                     text="Your login has ended. Reload the page to log in again."
                 )
-        page = await handler(request)
-        return render(f"{page.template}_live.html", page.context)
+        async with streams.rendering:
+            await asyncio.sleep(0)  # Otherwise a page that waits for nothing lets nobody else run.
+            page = await handler(request)
+            return render(f"{page.template}_live.html", page.context)
 
-    return await streams.serve(request, part)
+    return await streams.serve(request, render_part)
 
 
-async def _static(request: web.Request) -> web.StreamResponse:
+async def _serve_static(request: web.Request) -> web.StreamResponse:
     name = request.match_info["name"]
     if name not in {path.name for path in STATIC.iterdir()}:
         raise web.HTTPNotFound(text=f"There is no file {name[:100]}.")
@@ -198,7 +222,7 @@ async def _static(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _errors_as_pages(pages: Pages) -> Middleware:
+def _make_error_middleware(pages: Pages) -> Middleware:
     """Return the middleware that answers an error with a page, which has the remedy."""
 
     @web.middleware
@@ -211,15 +235,19 @@ def _errors_as_pages(pages: Pages) -> Middleware:
             return web.Response(status=error.status, headers=location)
         except web.HTTPException as error:
             status, text = HTTPStatus(error.status), error.text or error.reason
-            kept = ("WWW-Authenticate", "Allow", "Retry-After")
-            headers = {name: error.headers[name] for name in kept if name in error.headers}
+            kept_names = ("WWW-Authenticate", "Allow", "Retry-After")
+            headers = {name: error.headers[name] for name in kept_names if name in error.headers}
         except ClientError as error:
-            status, text = _status(error), _sentence(error)
+            status, text = _find_status(error), _format_sentence(error)
+        except ConnectionError as error:
+            # aiohttp keeps the error, whose frames would hold what had arrived of a form.
+            traceback.clear_frames(error.__traceback__)
+            return web.Response(status=HTTPStatus.BAD_REQUEST)  # Nobody is there to read it.
         except Exception:
             log.exception("page %s", request.path)
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             text = "The console failed. Its error output has the reason."
-        context = {**pages.base(request), "status": int(status), "text": text}
+        context = {**pages.make_base(request), "status": int(status), "text": text}
         if USER not in request:
             # Without a login, nothing of the cluster is shown.
             context |= {"sample": None, "problem": None}
@@ -230,25 +258,34 @@ def _errors_as_pages(pages: Pages) -> Middleware:
     return answer
 
 
-def _status(error: ClientError) -> HTTPStatus:
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Whether a log record is no traceback of bytes that are not HTTP, which everybody may send."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, BadHttpMessage)
+
+
+_http_log.addFilter(_is_fault)
+
+
+def _find_status(error: ClientError) -> HTTPStatus:
     if isinstance(error, KafkaError):
         if error.code in NO_RIGHT:
             return HTTPStatus.FORBIDDEN
         if error.code in _ABSENT:
             return HTTPStatus.NOT_FOUND
-    if isinstance(error, TooLarge):
+    if isinstance(error, BatchTooLarge):
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    return HTTPStatus.SERVICE_UNAVAILABLE if transient(error) else HTTPStatus.BAD_GATEWAY
+    return HTTPStatus.SERVICE_UNAVAILABLE if is_transient(error) else HTTPStatus.BAD_GATEWAY
 
 
-def _sentence(error: ClientError) -> str:
-    return remedy(error) if isinstance(error, KafkaError) else f"{error}."
+def _format_sentence(error: ClientError) -> str:
+    return format_remedy(error) if isinstance(error, KafkaError) else f"{error}."
 
 
 @asynccontextmanager
 async def serving(
     settings: Settings,
-    access: Access,
+    access: ConsoleAccess,
     *,
     metrics: list[str] | None = None,
     interval_s: float = 5.0,
@@ -262,13 +299,22 @@ async def serving(
     async with Client(settings) as client:
         sampler = samplers.Sampler(client, metrics=metrics, interval_s=interval_s)
         console = Console(client, sampler, access)
-        runner = web.AppRunner(application(console), access_log=None, shutdown_timeout=SHUTDOWN_S)
+        runner = web.AppRunner(
+            build_application(console),
+            access_log=None,
+            logger=_http_log,
+            shutdown_timeout=SHUTDOWN_S,
+        )
         await runner.setup()
         try:
-            site = web.TCPSite(runner, access.host, access.port, ssl_context=ssl_context)
-            await site.start()
-            async with samplers.running(sampler), reading(console.kubernetes):
-                port = runner.addresses[0][1]
+            assert runner.server is not None
+            async with (
+                ConnectionLimits().serving(
+                    runner.server, access.host, access.port, ssl_context
+                ) as port,
+                samplers.running(sampler),
+                reading(console.kubernetes),
+            ):
                 host = f"[{access.host}]" if ":" in access.host else access.host
                 scheme = "http" if ssl_context is None else "https"
                 yield f"{scheme}://{host}:{port}/"

@@ -35,7 +35,7 @@ class Attempts:
 
     def check(self, address: str | None) -> None:
         """Raise HTTP 429 while an address has to wait."""
-        ends_s = self._forgiven_at_s.get(_network(address), 0.0)
+        ends_s = self._forgiven_at_s.get(_find_network(address), 0.0)
         wait_s = ends_s - self._clock() - (FAILURES_MAX - 1) * PAUSE_S
         if wait_s > 0:
             seconds = math.ceil(wait_s)
@@ -46,7 +46,7 @@ class Attempts:
             )
 
     def note_failure(self, address: str | None) -> None:
-        network = _network(address)
+        network = _find_network(address)
         start_s = max(self._clock(), self._forgiven_at_s.get(network, 0.0))
         self._forgiven_at_s[network] = start_s + PAUSE_S
         self._forgiven_at_s.move_to_end(network)
@@ -54,7 +54,7 @@ class Attempts:
             self._forgiven_at_s.popitem(last=False)
 
 
-def _network(text: str | None) -> str:
+def _find_network(text: str | None) -> str:
     try:
         address = ipaddress.ip_address((text or "").partition("%")[0])
     except ValueError:

@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 600.0, 120.0
 PERIOD_S = 3_600.0
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """One series: its style name, its label, and a value for each time; nan where unknown."""
 
     name: str
@@ -40,57 +40,57 @@ class Chart:
     readout: str
 
 
-def chart(
+def draw_chart(
     title: str,
     times: Sequence[float],
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     now_s: float,
-    form: Callable[[float | None], str] = figures.count,
+    form: Callable[[float | None], str] = figures.format_count,
 ) -> Chart:
     """Draw the last hour. The right edge is `now_s`; values start at 0."""
-    first = next((at for at, t in enumerate(times) if t >= now_s - PERIOD_S), len(times))
+    first = next((index for index, t in enumerate(times) if t >= now_s - PERIOD_S), len(times))
     recent = times[first:]
-    cut = [Line(line.name, line.label, line.values[first:]) for line in lines]
+    cut = [ChartLine(line.name, line.label, line.values[first:]) for line in lines]
     highest = max((v for line in cut for v in line.values if not isnan(v)), default=0.0)
     top = _round_up(highest)
     xs = [WIDTH * (1 - (now_s - t) / PERIOD_S) for t in recent]
     paths = [
-        (line.name, line.label, _path(xs, line.values, top), form(_last(line.values)))
+        (line.name, line.label, _draw_path(xs, line.values, top), form(_get_last(line.values)))
         for line in cut
     ]
     ticks = [(HEIGHT, form(0.0)), (0.0, form(top))]
     # A count has no halves.
-    if form is not figures.count or (top / 2).is_integer():
+    if form is not figures.format_count or (top / 2).is_integer():
         ticks.append((HEIGHT / 2, form(top / 2)))
-    summary = " ".join(_summary(line, form) for line in cut)
+    summary = " ".join(_summarize(line, form) for line in cut)
     readout = {
         "x": [round(x, 1) for x in xs],
         "t": [round(now_s - t) for t in recent],
-        "lines": [[line.label, [_text(v, form) for v in line.values]] for line in cut],
+        "lines": [[line.label, [_format_value(v, form) for v in line.values]] for line in cut],
     }
     return Chart(title, summary, paths, ticks, json.dumps(readout, separators=(",", ":")))
 
 
-def _summary(line: Line, form: Callable[[float | None], str]) -> str:
-    known = [v for v in line.values if not isnan(v)]
-    if not known:
+def _summarize(line: ChartLine, form: Callable[[float | None], str]) -> str:
+    known_values = [v for v in line.values if not isnan(v)]
+    if not known_values:
         return f"{line.label}: no values yet."
     return (
-        f"{line.label}: now {form(known[-1])}, lowest {form(min(known))},"
-        f" highest {form(max(known))}."
+        f"{line.label}: now {form(known_values[-1])}, lowest {form(min(known_values))},"
+        f" highest {form(max(known_values))}."
     )
 
 
-def _last(values: Sequence[float]) -> float | None:
+def _get_last(values: Sequence[float]) -> float | None:
     return None if not values or isnan(values[-1]) else values[-1]
 
 
-def _text(value: float, form: Callable[[float | None], str]) -> str:
+def _format_value(value: float, form: Callable[[float | None], str]) -> str:
     return form(None if isnan(value) else value)
 
 
-def _path(xs: Sequence[float], values: Sequence[float], top: float) -> str:
+def _draw_path(xs: Sequence[float], values: Sequence[float], top: float) -> str:
     """Return the path of the known values; a gap interrupts it."""
     out = []
     pen = "M"

@@ -68,13 +68,13 @@ class Series:
                 if len(column) > POINTS_MAX:
                     del column[0]
 
-    def points(self) -> list[Point]:
+    def get_points(self) -> list[Point]:
         return [Point(*row) for row in zip(*self._columns, strict=True)]
 
-    def column(self, name: str) -> list[float]:
+    def get_column(self, name: str) -> list[float]:
         return list(self._columns[Point._fields.index(name)])
 
-    def rate(self, counter: str) -> float | None:
+    def compute_rate(self, counter: str) -> float | None:
         """Return a counter's increase per second over the last `RATE_S` or so.
 
         None if there are not two points, or if the counter is unknown or has gone back.
@@ -82,44 +82,44 @@ class Series:
         times, values = self._columns[0], self._columns[Point._fields.index(counter)]
         if len(times) < 2:
             return None
-        at = len(times) - 2
-        while at and times[-1] - times[at] < RATE_S:
-            at -= 1
-        seconds, increase = times[-1] - times[at], values[-1] - values[at]
+        index = len(times) - 2
+        while index and times[-1] - times[index] < RATE_S:
+            index -= 1
+        seconds, increase = times[-1] - times[index], values[-1] - values[index]
         return None if isnan(increase) or increase < 0 or seconds <= 0 else increase / seconds
 
-    def rates(self, counter: str) -> list[float]:
+    def compute_rates(self, counter: str) -> list[float]:
         """Return the increase per second at each point since the one before; nan if unknown."""
         times, values = self._columns[0], self._columns[Point._fields.index(counter)]
-        found = [nan]
-        for at in range(1, len(times)):
-            increase, seconds = values[at] - values[at - 1], times[at] - times[at - 1]
-            found.append(increase / seconds if increase >= 0 and seconds > 0 else nan)
-        return found[: len(times)]
+        increases = [nan]
+        for index in range(1, len(times)):
+            increase, seconds = values[index] - values[index - 1], times[index] - times[index - 1]
+            increases.append(increase / seconds if increase >= 0 and seconds > 0 else nan)
+        return increases[: len(times)]
 
-    def hour(self, now_s: float) -> Hour:
+    def make_hour(self, now_s: float) -> Hour:
         """Return what the charts of a queue show."""
         return Hour(
             now_s,
-            self.column("at_s"),
-            self.column("depth"),
-            self.column("in_flight"),
-            self.rates("produced"),
-            self.rates("done"),
+            self.get_column("at_s"),
+            self.get_column("depth"),
+            self.get_column("in_flight"),
+            self.compute_rates("produced"),
+            self.compute_rates("done"),
         )
 
-    def unchanged_s(self, counter: str) -> float:
+    def measure_unchanged_s(self, counter: str) -> float:
         """Return for how long a counter has had its last value, as far as points show it."""
         times, values = self._columns[0], self._columns[Point._fields.index(counter)]
         if not times or isnan(values[-1]):
             return 0.0
-        at = len(times) - 1
-        while at and values[at - 1] == values[-1]:
-            at -= 1
-        return times[-1] - times[at]
+        index = len(times) - 1
+        while index and values[index - 1] == values[-1]:
+            index -= 1
+        return times[-1] - times[index]
 
 
-class History:
+class QueueHistory:
     """The series of all queues by share group and topic."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class History:
         for key in self._series.keys() - keys:
             del self._series[key]
 
-    def of(self, group: str, topic: str) -> Series:
+    def get_series(self, group: str, topic: str) -> Series:
         """Return a queue's series; an empty one if it has none."""
         return self._series.get((group, topic), _EMPTY)
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shoal.client.client import Client
-    from shoal.client.cluster import TopicPartition
-    from shoal.protocol.share import InFlight
+    from shoal.client.net.cluster import TopicPartition
+    from shoal.protocol.share import InFlightRecords
 
 #: Requests to each broker for one group. Each returns a page of entries of each partition.
 PAGES_MAX = 10
@@ -24,10 +24,10 @@ PARTITIONS_MAX = 500
 SHOWN_MAX = 10
 
 
-class Held(NamedTuple):
+class HeldRange(NamedTuple):
     """Consecutive records that a consumer holds. `time_left_ms` is the time until the lock ends."""
 
-    where: TopicPartition
+    partition: TopicPartition
     first: int
     last: int
     delivery_count: int
@@ -39,14 +39,14 @@ class Holding:
     """What one consumer holds: ranges of records, those whose locks end first at the front."""
 
     records: int = 0
-    ranges: list[Held] = field(default_factory=list)
+    ranges: list[HeldRange] = field(default_factory=list)
 
     @property
     def first_end_s(self) -> float:
         return self.ranges[0].time_left_ms / 1000
 
-    def places(self) -> set[TopicPartition]:
-        return {one.where for one in self.ranges}
+    def get_partitions(self) -> set[TopicPartition]:
+        return {held_range.partition for held_range in self.ranges}
 
 
 @dataclass(slots=True)
@@ -72,33 +72,48 @@ _WORDS = {
     InFlightState.HOLDS_KEY: "dead-lettered, and blocks its key",
     InFlightState.DELAYED: "delayed, it is due in {left}",
     InFlightState.BEHIND_KEY: "waits for an earlier record of its key",
+    InFlightState.BEHIND_LIMIT: "waits behind its tenant's limit",
 }
 
 
-async def standing(client: Client, group: str, where: TopicPartition, offset: int) -> str:
-    """Return where a record in flight stands in a share group; empty if it is unknown."""
+async def describe_standing(
+    client: Client,
+    group: str,
+    partition: TopicPartition,
+    offset: int,
+    *,
+    may_show_reason: bool,
+) -> str:
+    """Return where a record in flight stands in a share group, with the reason of its last failure;
+    empty if it is unknown."""
     try:
-        pages = await client.admin.share_groups.in_flight(group, {where: offset})
+        pages = await client.admin.share_groups.in_flight(group, {partition: offset})
     except ClientError:
         return ""
-    page = pages[where]
+    page = pages[partition]
     if isinstance(page, KafkaError):
         return ""
     for entry in page.entries:
         if entry.first_offset <= offset <= entry.last_offset:
-            left = figures.duration(entry.time_left_ms / 1000)
-            words = _WORDS[entry.state].format(member=entry.member_id, left=left)
+            duration = figures.format_duration(entry.time_left_ms / 1000)
+            words = _WORDS[entry.state].format(member=entry.member_id, left=duration)
             count = entry.delivery_count
             times = "once" if count == 1 else f"{count:,} times"
-            return f"{words}; {f'delivered {times}' if count else 'not delivered yet'}"
+            delivered = f"delivered {times}" if count else "not delivered yet"
+            if entry.failure:
+                reason = entry.failure if may_show_reason else "[masked]"
+                delivered += f"; it last failed with {reason}"
+            return f"{words}; {delivered}"
     return ""
 
 
-async def read(client: Client, group: str, places: Iterable[TopicPartition]) -> Holdings | None:
+async def read_holdings(
+    client: Client, group: str, places: Iterable[TopicPartition]
+) -> Holdings | None:
     """Return the holdings; None if the brokers do not report them."""
-    every = list(places)
-    found = Holdings(is_whole=len(every) <= PARTITIONS_MAX)
-    starts = dict.fromkeys(every[:PARTITIONS_MAX], 0)
+    partitions = list(places)
+    holdings = Holdings(is_whole=len(partitions) <= PARTITIONS_MAX)
+    starts = dict.fromkeys(partitions[:PARTITIONS_MAX], 0)
     for _ in range(PAGES_MAX):
         if not starts:
             break
@@ -107,28 +122,28 @@ async def read(client: Client, group: str, places: Iterable[TopicPartition]) -> 
         except ClientError:
             return None
         starts = {}
-        for where, page in pages.items():
+        for partition, page in pages.items():
             if isinstance(page, KafkaError):
                 if not page.retriable:
                     return None
-                found.is_whole = False
+                holdings.is_whole = False
                 continue
             for entry in page.entries:
-                _add(found, where, entry)
+                _add(holdings, partition, entry)
             if page.next_offset is not None:
-                starts[where] = page.next_offset
-    found.is_whole = found.is_whole and not starts
-    for one in found.members.values():
-        one.ranges.sort(key=lambda held: held.time_left_ms)
-    return found
+                starts[partition] = page.next_offset
+    holdings.is_whole = holdings.is_whole and not starts
+    for holding in holdings.members.values():
+        holding.ranges.sort(key=lambda held: held.time_left_ms)
+    return holdings
 
 
-def _add(found: Holdings, where: TopicPartition, entry: InFlight) -> None:
+def _add(holdings: Holdings, partition: TopicPartition, entry: InFlightRecords) -> None:
     count = entry.last_offset - entry.first_offset + 1
     if entry.state in _DELIVERED:
-        found.deliveries[entry.delivery_count] += count
+        holdings.deliveries[entry.delivery_count] += count
     if entry.state is InFlightState.ACQUIRED:
-        one = found.members.setdefault(entry.member_id, Holding())
-        one.records += count
-        place = (where, entry.first_offset, entry.last_offset)
-        one.ranges.append(Held(*place, entry.delivery_count, entry.time_left_ms))
+        holding = holdings.members.setdefault(entry.member_id, Holding())
+        holding.records += count
+        place = (partition, entry.first_offset, entry.last_offset)
+        holding.ranges.append(HeldRange(*place, entry.delivery_count, entry.time_left_ms))

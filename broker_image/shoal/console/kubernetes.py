@@ -20,8 +20,8 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
-from shoal.console.charts import Chart, Line, chart
-from shoal.console.security import InvalidAccess
+from shoal.console.charts import Chart, ChartLine, draw_chart
+from shoal.console.login_files import InvalidAccess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -37,6 +37,7 @@ PLURALS = {
     "ShareConsumer": "shareconsumers",
     "Redrive": "redrives",
     "QueueRebalance": "queuerebalances",
+    "QueueSchedule": "queueschedules",
 }
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: Seconds between two readings, for one answer, and of history.
@@ -57,11 +58,11 @@ class KubernetesSettings(NamedTuple):
     namespaces: tuple[str, ...]
 
 
-class _Failure(Exception):
+class _KubernetesError(Exception):
     """Why a list cannot be read, as a sentence."""
 
 
-class Resource(NamedTuple):
+class KubernetesResource(NamedTuple):
     """One resource of Shoal's and its condition Ready. `other` are its conditions that are true and
     have another reason or message."""
 
@@ -75,7 +76,7 @@ class Resource(NamedTuple):
     other: tuple[tuple[str, str, str], ...]
 
 
-class Consumer(NamedTuple):
+class ShareConsumerStatus(NamedTuple):
     """A ShareConsumer: the number of consumers, and why. Numbers are None if not reported."""
 
     namespace: str
@@ -92,7 +93,7 @@ class Consumer(NamedTuple):
     scaled_at: str
 
 
-class Event(NamedTuple):
+class KubernetesEvent(NamedTuple):
     """One event on a resource of Shoal's."""
 
     at: str
@@ -113,21 +114,21 @@ class _Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KubernetesSnapshot:
     """One reading. `problems` are sentences about what could not be read."""
 
     at_ms: int
-    consumers: Sequence[Consumer] = ()
-    resources: Sequence[Resource] = ()
-    events: Sequence[Event] = ()
+    consumers: Sequence[ShareConsumerStatus] = ()
+    resources: Sequence[KubernetesResource] = ()
+    events: Sequence[KubernetesEvent] = ()
     problems: Sequence[str] = ()
 
 
-def in_pod(
+def make_pod_settings(
     environment: Mapping[str, str], namespaces: Sequence[str], account: Path = ACCOUNT
 ) -> KubernetesSettings:
     """Return the settings of the pod in which the console runs. Raises `InvalidAccess`."""
-    host, port = (environment.get(f"KUBERNETES_SERVICE_{one}", "") for one in ("HOST", "PORT"))
+    host, port = (environment.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not host or not (account / "token").is_file():
         raise InvalidAccess(
             "--kubernetes works in a pod only, with the token of a service account"
@@ -143,7 +144,7 @@ class Kubernetes:
     """The newest reading of one API server, and an hour of each ShareConsumer's numbers."""
 
     settings: KubernetesSettings
-    seen: Seen | None = None
+    snapshot: KubernetesSnapshot | None = None
     _points: dict[tuple[str, str], deque[_Point]] = field(default_factory=dict)
     _http: aiohttp.ClientSession | None = None
 
@@ -154,29 +155,33 @@ class Kubernetes:
 
     async def step(self) -> None:
         """Read all lists. What cannot be read becomes a problem of the reading."""
-        found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in PLURALS}
+        objects: dict[str, list[dict[str, Any]]] = {kind: [] for kind in PLURALS}
         events: list[dict[str, Any]] = []
         problems: list[str] = []
         of_shoal = {"fieldSelector": f"involvedObject.apiVersion={VERSION}"}
         for namespace in self.settings.namespaces:
             quoted = quote(namespace, safe="")
             root = f"/apis/{VERSION}/namespaces/{quoted}/"
-            every = await asyncio.gather(
-                *(self._listed(root + plural, {}) for plural in PLURALS.values()),
-                self._listed(f"/api/v1/namespaces/{quoted}/events", of_shoal),
+            answers = await asyncio.gather(
+                *(self._list_objects(root + plural, {}) for plural in PLURALS.values()),
+                self._list_objects(f"/api/v1/namespaces/{quoted}/events", of_shoal),
             )
-            for (some, why), into in zip(every, [*found.values(), events], strict=True):
-                into += some
+            for (items, why), into in zip(answers, [*objects.values(), events], strict=True):
+                into += items
                 problems += why
-        groups = {_place(one): _group_id(one) for one in found["ShareGroup"]}
-        consumers = [_consumer(one, groups) for one in found["ShareConsumer"]]
-        resources = [_resource(kind, one) for kind, some in found.items() for one in some]
+        groups = {_get_place(item): _get_group_id(item) for item in objects["ShareGroup"]}
+        consumers = [_parse_consumer(item, groups) for item in objects["ShareConsumer"]]
+        resources = [
+            _parse_resource(kind, item) for kind, items in objects.items() for item in items
+        ]
         # Those that are not ready come first; the others keep their order.
-        resources.sort(key=lambda one: _ORDER.get(one.ready, 1))
-        newest = sorted(map(_event, events), key=lambda one: one.at, reverse=True)[:EVENTS_MAX]
-        self.seen = Seen(
+        resources.sort(key=lambda item: _ORDER.get(item.ready, 1))
+        newest = sorted(map(_parse_event, events), key=lambda item: item.at, reverse=True)[
+            :EVENTS_MAX
+        ]
+        self.snapshot = KubernetesSnapshot(
             int(time.time() * 1000),
-            sorted(consumers, key=lambda one: (one.namespace, one.name)),
+            sorted(consumers, key=lambda item: (item.namespace, item.name)),
             resources,
             newest,
             # Lists that fail for the same reason have one sentence.
@@ -184,54 +189,54 @@ class Kubernetes:
         )
         self._remember(consumers)
 
-    def chart(self, consumer: Consumer) -> Chart:
+    def make_chart(self, consumer: ShareConsumerStatus) -> Chart:
         """Return an hour of consumers against partitions."""
         points = self._points.get((consumer.namespace, consumer.name), deque())
         columns = list(zip(*points, strict=True)) or [()] * len(_Point._fields)
         lines = [
-            Line("in-flight", "Running", columns[1]),
-            Line("depth", "Wanted", columns[2]),
-            Line("partitions", "Partitions", columns[3]),
+            ChartLine("in-flight", "Running", columns[1]),
+            ChartLine("depth", "Wanted", columns[2]),
+            ChartLine("partitions", "Partitions", columns[3]),
         ]
         title = f"Consumers of {consumer.name} against partitions"
-        return chart(title, columns[0], lines, now_s=time.monotonic())
+        return draw_chart(title, columns[0], lines, now_s=time.monotonic())
 
-    def _remember(self, consumers: list[Consumer]) -> None:
+    def _remember(self, consumers: list[ShareConsumerStatus]) -> None:
         now_s = time.monotonic()
-        keys = {(one.namespace, one.name) for one in consumers}
+        keys = {(consumer.namespace, consumer.name) for consumer in consumers}
         for key in self._points.keys() - keys:
             del self._points[key]
-        for one in consumers:
-            points = self._points.setdefault((one.namespace, one.name), deque())
-            numbers = (one.running, one.wanted, one.partitions)
+        for consumer in consumers:
+            points = self._points.setdefault((consumer.namespace, consumer.name), deque())
+            numbers = (consumer.running, consumer.wanted, consumer.partitions)
             points.append(_Point(now_s, *(float("nan") if n is None else n for n in numbers)))
             while points[0].at_s < now_s - HISTORY_S:
                 points.popleft()
 
-    async def _listed(
+    async def _list_objects(
         self, path: str, query: dict[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return the objects of a list, and a sentence if some or all cannot be read."""
-        found: list[dict[str, Any]] = []
+        objects: list[dict[str, Any]] = []
         more = ""
         try:
-            while len(found) < OBJECTS_MAX:
+            while len(objects) < OBJECTS_MAX:
                 page = {**query, "limit": str(PAGE), **({"continue": more} if more else {})}
-                answer = await self._answer(f"{path}?{urlencode(page)}", path)
-                found += [one for one in answer.get("items") or [] if isinstance(one, dict)]
+                answer = await self._read_answer(f"{path}?{urlencode(page)}", path)
+                objects += [item for item in answer.get("items") or [] if isinstance(item, dict)]
                 more = str((answer.get("metadata") or {}).get("continue") or "")
                 if not more:
-                    return found, []
-        except _Failure as error:
-            return found, [str(error)]
+                    return objects, []
+        except _KubernetesError as error:
+            return objects, [str(error)]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or f"no answer to {path} within {ANSWER_S_MAX:.0f} s"
-            return found, [f"The API server at {self.settings.url} did not answer: {reason}."]
-        return found, [f"Only the first {len(found):,} objects of {path} are shown."]
+            return objects, [f"The API server at {self.settings.url} did not answer: {reason}."]
+        return objects, [f"Only the first {len(objects):,} objects of {path} are shown."]
 
-    async def _answer(self, address: str, path: str) -> dict[str, Any]:
+    async def _read_answer(self, address: str, path: str) -> dict[str, Any]:
         if self._http is None:
-            self._http = self._session()
+            self._http = self._open_session()
         # Kubernetes replaces the token before it expires.
         token = (self.settings.account / "token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}"}
@@ -241,21 +246,21 @@ class Kubernetes:
             async for piece in answer.content.iter_chunked(1 << 16):
                 body += piece
                 if len(body) > ANSWER_BYTES_MAX:
-                    raise _Failure(f"The API server's answer to {path} is too large.")
+                    raise _KubernetesError(f"The API server's answer to {path} is too large.")
         try:
-            found = json.loads(body)
+            document = json.loads(body)
         except (ValueError, RecursionError):
-            found = None
-        if answer.status == 200 and isinstance(found, dict):
-            return found
+            document = None
+        if answer.status == 200 and isinstance(document, dict):
+            return document
         why = {
             401: "The token of the console's service account is not accepted.",
             403: "The console's service account may not list them: it needs the chart's role.",
             404: "The API server does not have them: install Shoal's CRDs.",
         }.get(answer.status, f"It answers {answer.status}.")
-        raise _Failure(f"{path} cannot be read. {why}")
+        raise _KubernetesError(f"{path} cannot be read. {why}")
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         context: ssl.SSLContext | bool = True
         if self.settings.url.startswith("https:"):
             context = ssl.create_default_context(cafile=str(self.settings.account / "ca.crt"))
@@ -290,76 +295,82 @@ async def reading(kubernetes: Kubernetes | None) -> AsyncIterator[None]:
         await asyncio.wait((task,))
 
 
-def _place(given: dict[str, Any]) -> tuple[str, str]:
-    meta = given.get("metadata") or {}
+def _get_place(item: dict[str, Any]) -> tuple[str, str]:
+    meta = item.get("metadata") or {}
     return str(meta.get("namespace", "")), str(meta.get("name", ""))
 
 
-def _group_id(group: dict[str, Any]) -> str:
-    return str((group.get("spec") or {}).get("groupId") or _place(group)[1])
+def _get_group_id(group: dict[str, Any]) -> str:
+    return str((group.get("spec") or {}).get("groupId") or _get_place(group)[1])
 
 
-def _consumer(given: dict[str, Any], groups: Mapping[tuple[str, str], str]) -> Consumer:
-    namespace, name = _place(given)
-    spec, status = given.get("spec") or {}, given.get("status") or {}
-    named = str(spec.get("shareGroup", ""))
+def _parse_consumer(
+    item: dict[str, Any], groups: Mapping[tuple[str, str], str]
+) -> ShareConsumerStatus:
+    namespace, name = _get_place(item)
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    share_group = str(spec.get("shareGroup", ""))
     workload = "Deployment"
     if "spark" in spec:
         workload = "Spark"
     elif "scaleTargetRef" in spec:
         workload = str(spec["scaleTargetRef"].get("kind", "scale target"))
 
-    def number(name: str) -> int | None:
-        found = status.get(name)
-        return found if isinstance(found, int) else None
+    def get_number(name: str) -> int | None:
+        value = status.get(name)
+        return value if isinstance(value, int) else None
 
-    return Consumer(
+    return ShareConsumerStatus(
         namespace,
         name,
-        groups.get((namespace, named), named),
+        groups.get((namespace, share_group), share_group),
         workload,
-        number("desiredReplicas"),
-        number("replicas"),
-        number("readyReplicas"),
-        number("ceiling"),
-        number("partitions"),
-        number("lag"),
+        get_number("desiredReplicas"),
+        get_number("replicas"),
+        get_number("readyReplicas"),
+        get_number("ceiling"),
+        get_number("partitions"),
+        get_number("lag"),
         str(status.get("decision") or ""),
         str(status.get("lastScaleTime") or ""),
     )
 
 
-def _resource(kind: str, given: dict[str, Any]) -> Resource:
-    namespace, name = _place(given)
-    conditions = (given.get("status") or {}).get("conditions") or []
+def _parse_resource(kind: str, item: dict[str, Any]) -> KubernetesResource:
+    namespace, name = _get_place(item)
+    conditions = (item.get("status") or {}).get("conditions") or []
     texts = {
-        str(one.get("type")): [
-            str(one.get(part) or "")
+        str(condition.get("type")): [
+            str(condition.get(part) or "")
             for part in ("status", "reason", "message", "lastTransitionTime")
         ]
-        for one in conditions
-        if isinstance(one, dict)
+        for condition in conditions
+        if isinstance(condition, dict)
     }
-    ready, reason, message, since = texts.pop("Ready", ["Unknown", "", "", ""])
-    other = tuple(
+    ready, reason, message, changed_at = texts.pop("Ready", ["Unknown", "", "", ""])
+    true_conditions = tuple(
         (type, text[1], text[2])
         for type, text in texts.items()
         if text[0] == "True" and text[1:3] != [reason, message]
     )
-    return Resource(kind, namespace, name, ready, reason, message, since, other)
+    return KubernetesResource(
+        kind, namespace, name, ready, reason, message, changed_at, true_conditions
+    )
 
 
-def _event(given: dict[str, Any]) -> Event:
-    about = given.get("involvedObject") or {}
-    at = given.get("lastTimestamp") or given.get("eventTime") or given.get("firstTimestamp") or ""
-    count = given.get("count")
-    return Event(
-        str(at),
-        given.get("type") == "Warning",
-        str(given.get("reason") or ""),
+def _parse_event(item: dict[str, Any]) -> KubernetesEvent:
+    about = item.get("involvedObject") or {}
+    timestamp = (
+        item.get("lastTimestamp") or item.get("eventTime") or item.get("firstTimestamp") or ""
+    )
+    count = item.get("count")
+    return KubernetesEvent(
+        str(timestamp),
+        item.get("type") == "Warning",
+        str(item.get("reason") or ""),
         str(about.get("kind") or ""),
         str(about.get("namespace") or ""),
         str(about.get("name") or ""),
-        str(given.get("message") or ""),
+        str(item.get("message") or ""),
         count if isinstance(count, int) else 1,
     )

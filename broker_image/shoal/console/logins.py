@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from shoal.client.secret import Secret
-from shoal.console.security import BEARER, DELEGATION, TOKEN, USER, Bearer, InvalidAccess
+from shoal.client.security.secret import Secret
+from shoal.console.login_files import InvalidAccess
+from shoal.console.security import BEARER, DELEGATION, TOKEN, USER, Bearer
 from shoal.security import distinguished_names
 from shoal.security.principal_mapping import NoMatchingRule, PrincipalMapper
 
@@ -30,7 +31,7 @@ _HEADER = re.compile(r"[A-Za-z0-9-]+")
 
 def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
     """Parse addresses and networks of proxies. Raises `InvalidAccess`."""
-    found = []
+    networks = []
     for text in texts:
         try:
             network = ipaddress.ip_network(text)
@@ -44,8 +45,8 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
                 f"--trusted-proxy {text} would trust every host: each could log in as anyone. Name"
                 " the addresses of the proxies"
             )
-        found.append(network)
-    return tuple(found)
+        networks.append(network)
+    return tuple(networks)
 
 
 def is_in(text: str, networks: Iterable[Network]) -> bool:
@@ -91,7 +92,7 @@ class ProxyLogin:
                 text=f"{request.remote} is not a trusted proxy of this console. Open the console by"
                 " the address of its proxy."
             )
-        user = self._one(request, self._user_header)
+        user = self._get_single_header(request, self._user_header)
         if not _is_name(user):
             raise web.HTTPUnauthorized(
                 text=f"The proxy did not send the name of one user in the header"
@@ -99,27 +100,27 @@ class ProxyLogin:
             )
         request[USER] = user
         if self._token_header:
-            text = self._one(request, self._token_header)
+            text = self._get_single_header(request, self._token_header)
             token = text.removeprefix("Bearer ").strip()
             if _TOKEN.fullmatch(token):
-                request[BEARER] = self._bearer(user, Secret(token))
+                request[BEARER] = self._keep_bearer(user, Secret(token))
 
     async def close(self) -> None:
         self._bearers.clear()
 
     @staticmethod
-    def _one(request: web.Request, header: str) -> str:
+    def _get_single_header(request: web.Request, header: str) -> str:
         """Return the value of a header that is there once, else an empty text."""
         values = request.headers.getall(header, [])
         return values[0].strip() if len(values) == 1 else ""
 
-    def _bearer(self, user: str, token: Secret) -> Bearer:
-        found = self._bearers.setdefault(user, Bearer(f"proxy {user}", token))
-        found.value = token
+    def _keep_bearer(self, user: str, token: Secret) -> Bearer:
+        bearer = self._bearers.setdefault(user, Bearer(f"proxy {user}", token))
+        bearer.value = token
         self._bearers.move_to_end(user)
         if len(self._bearers) > USERS_MAX:
             self._bearers.popitem(last=False)
-        return found
+        return bearer
 
 
 class CertificateLogin:
@@ -137,18 +138,18 @@ class CertificateLogin:
     async def admit(self, request: web.Request) -> None:
         """Take the user from the certificate. Raises HTTP 401 and 403."""
         connection = request.get_extra_info("ssl_object")
-        found = None
+        certificate = None
         if isinstance(connection, ssl.SSLObject):
             # TLS has verified it. Without a certificate, the handshake succeeds for this page.
-            found = connection.getpeercert(binary_form=True)
-        if found is None:
+            certificate = connection.getpeercert(binary_form=True)
+        if certificate is None:
             raise web.HTTPUnauthorized(
                 text="Log in with a client certificate. Install one of this console's authority in"
                 " your browser, and open the page in a new window."
             )
         try:
-            subject = distinguished_names.subject(found)
-            user = self._mapper.name(subject)
+            subject = distinguished_names.read_subject(certificate)
+            user = self._mapper.map_subject(subject)
         except (NoMatchingRule, ValueError):
             user = ""
         if not _is_name(user):
@@ -162,7 +163,7 @@ class CertificateLogin:
         pass
 
 
-def server_context(context: ssl.SSLContext, authorities: str) -> None:
+def request_client_certs(context: ssl.SSLContext, authorities: str) -> None:
     """Let a server ask for client certificates of the authorities in a PEM file.
 
     Raises `OSError` and `ssl.SSLError`.

@@ -16,8 +16,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.dead_letters import ERRORS
-from shoal.console.payloads import TOKEN, Masked
+from shoal.console.payloads import TOKEN, MaskedPayload
+from shoal.dead_letters.records import ERRORS
+from shoal.protocol.reasons import REASON_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +40,7 @@ class InvalidMasks(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class MaskRule:
     """What is masked in topics. All texts are patterns with `*`, `?` and `[…]`.
 
     A field is a path of names with dots, from the root, or one name at any depth. Arrays have no
@@ -58,144 +59,173 @@ class Rule:
 class Masks:
     """The rules of one console. Without rules, everything is shown."""
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[MaskRule, ...] = ()
 
-    def of(self, topics: Iterable[str]) -> Rule | None:
+    def find_rule(self, topics: Iterable[str]) -> MaskRule | None:
         """Return the rules of topics as one, or None if nothing is masked."""
-        return _merged(self.rules, frozenset(topics)) if self.rules else None
+        return _merge_rules(self.rules, frozenset(topics)) if self.rules else None
 
-    def shown(self, topic: str, record: Record) -> Record:
+    def mask_record(self, topic: str, record: Record) -> Record:
         """Return a record with what may be shown of it."""
         if not self.rules:
             return record
         source = [v.decode(errors="replace") for n, v in record.headers if n == SOURCE_TOPIC and v]
-        rule = self.of([topic, *source])
+        rule = self.find_rule([topic, *source])
         if rule is None:
             return record
         return record._replace(
-            key=_key(record.key, rule),
-            value=_value(record.value, rule),
-            headers=tuple((name, _header(name, value, rule)) for name, value in record.headers),
+            key=_mask_key(record.key, rule),
+            value=_mask_value(record.value, rule),
+            headers=tuple(
+                (name, _mask_header(name, value, rule)) for name, value in record.headers
+            ),
         )
 
-    def key(self, topic: str, key: bytes | None) -> bytes | None:
+    def may_show_reason(self, topics: Iterable[str], record: Record) -> bool:
+        """Return whether to show in a line why a masked record failed. `topics` are its own, and
+        those of its dead letters: what a letter would not show of the reason, the line does not."""
+        if any(isinstance(part, MaskedPayload) for part in (record.key, record.value)):
+            return False
+        rule = self.find_rule(topics)
+        return rule is None or not any(
+            isinstance(_mask_header(ERRORS + name, b"text", rule), MaskedPayload)
+            for name in REASON_HEADERS
+        )
+
+    def mask_key(self, topic: str, key: bytes | None) -> bytes | None:
         """Return what may be shown of a key in a topic."""
-        rule = self.of([topic])
-        return key if rule is None else _key(key, rule)
+        rule = self.find_rule([topic])
+        return key if rule is None else _mask_key(key, rule)
 
 
 NO_MASKS = Masks()
+#: Headers of dead letters that may quote the record: an exception's message often does.
+_QUOTING = ("__dlq.errors.exception.message", "__dlq.errors.exception.stacktrace")
 #: No payload is shown at all.
-OFF = Masks((Rule(("*",), headers=("*",), key=True, value=True, why=_OFF),))
+OFF = Masks((MaskRule(("*",), headers=("*",), key=True, value=True, why=_OFF),))
 
 
 @lru_cache(maxsize=1024)
-def _merged(rules: tuple[Rule, ...], topics: frozenset[str]) -> Rule | None:
-    found = [
+def _merge_rules(rules: tuple[MaskRule, ...], topics: frozenset[str]) -> MaskRule | None:
+    matching = [
         rule
         for rule in rules
-        if any(fnmatchcase(topic, one) for topic in topics for one in rule.topics)
+        if any(fnmatchcase(topic, pattern) for topic in topics for pattern in rule.topics)
     ]
-    if not found:
+    if not matching:
         return None
-    return Rule(
+    return MaskRule(
         tuple(sorted(topics)),
-        tuple(one for rule in found for one in rule.fields),
-        tuple(one.lower() for rule in found for one in rule.headers),
-        any(rule.key for rule in found),
-        any(rule.value for rule in found),
-        found[0].why,
+        tuple(pattern for rule in matching for pattern in rule.fields),
+        tuple(pattern.lower() for rule in matching for pattern in rule.headers),
+        any(rule.key for rule in matching),
+        any(rule.value for rule in matching),
+        matching[0].why,
     )
 
 
 def parse_masks(text: str, name: str) -> Masks:
     """Parse rules: JSON, an object with a list `rules`. Raises `InvalidMasks`."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidMasks(f"{name} is not JSON: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("rules"), list) or len(found) > 1:
+    if (
+        not isinstance(document, dict)
+        or not isinstance(document.get("rules"), list)
+        or len(document) > 1
+    ):
         raise InvalidMasks(f'{name} must be a JSON object {{"rules": […]}} and nothing else')
-    rules = enumerate(found["rules"], 1)
-    return Masks(tuple(_rule(one, f"rule {number} of {name}") for number, one in rules))
+    rules = enumerate(document["rules"], 1)
+    return Masks(tuple(_parse_rule(entry, f"rule {number} of {name}") for number, entry in rules))
 
 
-def _rule(given: Any, where: str) -> Rule:
-    if not isinstance(given, dict):
-        raise InvalidMasks(f"{where} must be a JSON object")
-    known = [one.name for one in fields(Rule) if one.name != "why"]
-    for name in given:
-        if name not in known:
-            raise InvalidMasks(f"{where} has {name!r:.60}. Use {', '.join(known)}")
+def _parse_rule(entry: Any, location: str) -> MaskRule:
+    if not isinstance(entry, dict):
+        raise InvalidMasks(f"{location} must be a JSON object")
+    allowed = [one.name for one in fields(MaskRule) if one.name != "why"]
+    for name in entry:
+        if name not in allowed:
+            raise InvalidMasks(f"{location} has {name!r:.60}. Use {', '.join(allowed)}")
     lists: dict[str, tuple[str, ...]] = {}
     for name in ("topics", "fields", "headers"):
-        value = given.get(name, [])
-        some = [value] if isinstance(value, str) else value
-        if not isinstance(some, list) or not all(isinstance(one, str) and one for one in some):
-            raise InvalidMasks(f"{name} of {where} must be a text or a list of texts")
-        lists[name] = tuple(some)
-    flags = {name: given.get(name, False) for name in ("key", "value")}
+        value = entry.get(name, [])
+        patterns = [value] if isinstance(value, str) else value
+        if not isinstance(patterns, list) or not all(
+            isinstance(one, str) and one for one in patterns
+        ):
+            raise InvalidMasks(f"{name} of {location} must be a text or a list of texts")
+        lists[name] = tuple(patterns)
+    flags = {name: entry.get(name, False) for name in ("key", "value")}
     for name, flag in flags.items():
         if not isinstance(flag, bool):
-            raise InvalidMasks(f"{name} of {where} must be true or false")
-    rule = Rule(lists["topics"], lists["fields"], lists["headers"], flags["key"], flags["value"])
+            raise InvalidMasks(f"{name} of {location} must be true or false")
+    rule = MaskRule(
+        lists["topics"], lists["fields"], lists["headers"], flags["key"], flags["value"]
+    )
     if not rule.topics:
-        raise InvalidMasks(f'{where} has no topics. Name patterns, for example "topics": "orders*"')
+        raise InvalidMasks(
+            f'{location} has no topics. Name patterns, for example "topics": "orders*"'
+        )
     if not (rule.fields or rule.headers or rule.key or rule.value):
-        raise InvalidMasks(f"{where} masks nothing. Add fields, headers, key or value")
+        raise InvalidMasks(f"{location} masks nothing. Add fields, headers, key or value")
     return rule
 
 
-def _key(key: bytes | None, rule: Rule) -> bytes | None:
+def _mask_key(key: bytes | None, rule: MaskRule) -> bytes | None:
     if not key:
         return key
     if rule.key:
-        return _whole(key, rule.why)
+        return _mask_whole(key, rule.why)
     # Most keys are plain text, which has no fields. A byte of these is in UTF-16, too.
-    if rule.fields and all(one in key for one in (b"{", b'"', b":")):
-        return _without_fields(key, rule)
+    if rule.fields and all(mark in key for mark in (b"{", b'"', b":")):
+        return _mask_fields(key, rule)
     return key
 
 
-def _value(value: bytes | None, rule: Rule) -> bytes | None:
+def _mask_value(value: bytes | None, rule: MaskRule) -> bytes | None:
     if not value:
         return value
     if rule.value:
-        return _whole(value, rule.why)
-    return _without_fields(value, rule) if rule.fields else value
+        return _mask_whole(value, rule.why)
+    return _mask_fields(value, rule) if rule.fields else value
 
 
-def _header(name: str, value: bytes | None, rule: Rule) -> bytes | None:
-    if value and any(fnmatchcase(name.lower(), one) for one in rule.headers):
-        return _whole(value, rule.why)
+def _mask_header(name: str, value: bytes | None, rule: MaskRule) -> bytes | None:
+    if value and any(fnmatchcase(name.lower(), pattern) for pattern in rule.headers):
+        return _mask_whole(value, rule.why)
+    if value and name in _QUOTING and (rule.value or rule.key or rule.fields):
+        return _mask_whole(value, rule.why)
     return value
 
 
-def _whole(payload: bytes, why: str) -> Masked:
-    return Masked(b"[masked]", payload, why)
+def _mask_whole(payload: bytes, why: str) -> MaskedPayload:
+    return MaskedPayload(b"[masked]", payload, why)
 
 
-def _without_fields(payload: bytes, rule: Rule) -> bytes:
+def _mask_fields(payload: bytes, rule: MaskRule) -> bytes:
     """Return JSON with masked fields, or the whole payload masked."""
     if len(payload) > MASKED_BYTES_MAX:
-        return _whole(
+        return _mask_whole(
             payload,
             "A rule of this console masks fields, and payloads of more than"
             f" {MASKED_BYTES_MAX >> 10} KiB are masked as a whole.",
         )
     try:
-        text, count = _masked(payload.decode("utf-8-sig"), (), rule.fields)
+        text, count = _mask_json(payload.decode("utf-8-sig"), (), rule.fields)
     except (ValueError, RecursionError):
-        return _whole(
+        return _mask_whole(
             payload,
             "A rule of this console masks fields of JSON, and this is not a JSON object or array.",
         )
     if not count:
         return payload
-    return Masked(text.encode(), payload, rule.why, fields=count)
+    return MaskedPayload(text.encode(), payload, rule.why, fields=count)
 
 
-def _masked(text: str, above: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, int]:
+def _mask_json(
+    text: str, above: tuple[str, ...], field_patterns: tuple[str, ...]
+) -> tuple[str, int]:
     """Return JSON with masked fields, and their number. `above` is the path of JSON in JSON.
 
     Raises `ValueError` if the text is not an object or array, and `RecursionError`.
@@ -203,18 +233,18 @@ def _masked(text: str, above: tuple[str, ...], wanted: tuple[str, ...]) -> tuple
     if text.lstrip()[:1] not in ("{", "["):
         raise ValueError("neither an object nor an array")
     json.loads(text, parse_int=len, parse_float=len)
-    masking = _Masking(text, wanted)
-    masking.value(above)
+    masking = _JsonMasker(text, field_patterns)
+    masking.mask_value(above)
     return masking.text, masking.count
 
 
-class _Masking:
+class _JsonMasker:
     """Walks through the tokens of valid JSON. Only the tokens of masked fields change: numbers keep
     their digits, and of a name that occurs twice each field is masked."""
 
-    def __init__(self, text: str, wanted: tuple[str, ...]) -> None:
+    def __init__(self, text: str, field_patterns: tuple[str, ...]) -> None:
         self.count = 0
-        self._source, self._wanted = text, wanted
+        self._source, self._field_patterns = text, field_patterns
         self._tokens = list(TOKEN.finditer(text))
         self._at = self._copied = 0
         self._out: list[str] = []
@@ -223,37 +253,37 @@ class _Masking:
     def text(self) -> str:
         return "".join((*self._out, self._source[self._copied :]))
 
-    def value(self, path: tuple[str, ...]) -> None:
+    def mask_value(self, path: tuple[str, ...]) -> None:
         """Mask inside the value at the current token."""
         token = self._token
         if token == "{":
-            self._object(path)
+            self._mask_object(path)
         elif token == "[":
             self._at += 1
             while self._token != "]":
-                self.value(path)
+                self.mask_value(path)
                 self._at += self._token == ","
             self._at += 1
         else:
             if token.startswith('"'):
-                self._string(token, path)
+                self._mask_string(token, path)
             self._at += 1
 
     @property
     def _token(self) -> str:
         return self._tokens[self._at][0]
 
-    def _object(self, path: tuple[str, ...]) -> None:
+    def _mask_object(self, path: tuple[str, ...]) -> None:
         self._at += 1
         while self._token != "}":
             inner = (*path, json.loads(self._token))
             self._at += 2  # The name and its colon.
-            if _is_wanted(inner, self._wanted):
+            if _is_masked(inner, self._field_patterns):
                 first = self._at
                 self._skip()
                 self._replace(first, _MASK)
             else:
-                self.value(inner)
+                self.mask_value(inner)
             self._at += self._token == ","
         self._at += 1
 
@@ -266,16 +296,16 @@ class _Masking:
             if depth == 0:
                 return
 
-    def _string(self, token: str, path: tuple[str, ...]) -> None:
+    def _mask_string(self, token: str, path: tuple[str, ...]) -> None:
         """Mask inside a text that is JSON, or a text of such a text. One that only has characters
         of JSON is masked as a whole: it may have JSON behind other words."""
         inner = json.loads(token).lstrip(_BLANKS)
         is_text = inner.startswith('"')
-        has_fields = all(one in inner for one in '{":')
+        has_fields = all(mark in inner for mark in '{":')
         if not (is_text or has_fields or inner.startswith(("{", "["))):
             return
         try:
-            text, count = _masked(f"[{inner}]" if is_text else inner, path, self._wanted)
+            text, count = _mask_json(f"[{inner}]" if is_text else inner, path, self._field_patterns)
             text = text[1:-1] if is_text else text
         except ValueError:
             text, count = "[masked]", int(has_fields or not is_text)
@@ -292,10 +322,10 @@ class _Masking:
 
 
 @lru_cache(maxsize=4096)
-def _is_wanted(path: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+def _is_masked(path: tuple[str, ...], field_patterns: tuple[str, ...]) -> bool:
     """Whether a rule names the field at a path. A dot in a name separates names, too."""
     names = ".".join(path).split(".")
-    for field in wanted:
+    for field in field_patterns:
         patterns = field.split(".")
         if len(patterns) == 1:
             if fnmatchcase(names[-1], field):

@@ -30,17 +30,17 @@ from urllib.parse import urlencode
 from aiohttp import web
 from cryptography.fernet import Fernet, InvalidToken
 
-from shoal.client.secret import NO_SECRET, Secret
+from shoal.client.security.secret import NO_SECRET, Secret
 from shoal.console.attempts import Attempts
-from shoal.console.providers import Provider, ProviderError, Refused, reported
-from shoal.console.security import BEARER, LOGIN, TOKEN, USER, Bearer, Ending
-from shoal.security.jwt_tokens import JwtRules, bearer
+from shoal.console.providers import Provider, ProviderError, ProviderRefusal, format_reported_error
+from shoal.console.security import BEARER, LOGIN, TOKEN, USER, Bearer, ExpiringLogin
+from shoal.security.jwt_tokens import JwtRules, check_claims
 from shoal.security.oauthbearer import TokenRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.console.providers import OpenIdSettings, Tokens
+    from shoal.console.providers import OpenIdSettings, TokenResponse
 
 log = logging.getLogger("shoal.console")
 RETURN, LOG_OUT, LOGGED_OUT = "/logged-in", "/logout", "/logged-out"
@@ -60,7 +60,7 @@ BACK_CHARS_MAX = 2_000
 _NAME_CHARS = 16
 
 
-class _Pending(NamedTuple):
+class _PendingLogin(NamedTuple):
     """A login that waits for the browser to return, as it is sealed in the browser's cookie."""
 
     state: str
@@ -71,7 +71,7 @@ class _Pending(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Session(Ending):
+class _LoginSession(ExpiringLogin):
     login: OpenIdLogin
     id: str
     user: str
@@ -90,7 +90,7 @@ class _Session(Ending):
     async def renew(self) -> None:
         await self.login.renew(self)
 
-    def keep(self, tokens: Tokens) -> None:
+    def keep(self, tokens: TokenResponse) -> None:
         """Keep the newest tokens."""
         lifetime_s = tokens.lifetime_s or LOGIN_S_MAX
         self.bearer_ends_at_s = self.login.clock() + lifetime_s
@@ -110,7 +110,7 @@ class OpenIdLogin:
         self._provider = Provider(settings)
         self.clock = clock
         self._secret = secrets.token_bytes(32)
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._sessions: OrderedDict[str, _LoginSession] = OrderedDict()
         self._attempts = Attempts()
         self._seal = Fernet(Fernet.generate_key())
         #: States of complete logins, until they are too old for another.
@@ -123,7 +123,7 @@ class OpenIdLogin:
         """Take the user from the cookie, or begin a login. Raises HTTP 401 and 502."""
         if request.path in (RETURN, LOGGED_OUT) or request.path.startswith("/static/"):
             return None
-        session = self._session(request)
+        session = self._find_session(request)
         if session is not None:
             await self.renew(session)
         is_page = (
@@ -146,10 +146,10 @@ class OpenIdLogin:
         request[USER], request[LOGIN] = session.user, session
         return None
 
-    async def returned(self, request: web.Request) -> web.Response:
+    async def complete_login(self, request: web.Request) -> web.Response:
         """Complete a login: the provider has sent the browser back. Raises HTTP 400, 401, 502."""
         self._attempts.check(request.remote)
-        pending = self._pending(request)
+        pending = self._find_pending(request)
         if pending is None:
             raise web.HTTPBadRequest(
                 text="This login was used before, took too long, or began in another browser. Open"
@@ -158,8 +158,8 @@ class OpenIdLogin:
         try:
             await self._check_issuer(request)
             if "error" in request.query:
-                raise Refused(reported(request.query))
-            tokens = await self._provider.tokens(
+                raise ProviderRefusal(format_reported_error(request.query))
+            tokens = await self._provider.request_tokens(
                 {
                     "grant_type": "authorization_code",
                     "code": request.query.get("code", ""),
@@ -167,8 +167,10 @@ class OpenIdLogin:
                     "code_verifier": pending.verifier,
                 }
             )
-            user = self._user(await self._provider.claims(tokens.id_token), pending.nonce)
-        except (Refused, TokenRefused) as error:
+            user = self._verify_user(
+                await self._provider.verify_claims(tokens.id_token), pending.nonce
+            )
+        except (ProviderRefusal, TokenRefused) as error:
             log.warning("login from %s failed: %s", request.remote, error)
             self._attempts.note_failure(request.remote)
             raise web.HTTPUnauthorized(
@@ -176,15 +178,15 @@ class OpenIdLogin:
                 " log in again."
             ) from None
         except ProviderError as error:
-            raise _unavailable(error) from None
-        response = self._logged_in(user, tokens, pending.back)
+            raise _make_unavailable(error) from None
+        response = self._start_session(user, tokens, pending.back)
         self._used[pending.state] = pending.begun_at_s
-        self._set_cookie(response, self._pending_cookie(pending.state), "", 0)
+        self._set_cookie(response, self._get_pending_cookie(pending.state), "", 0)
         return response
 
     async def log_out(self, request: web.Request) -> web.Response:
         """End the login of a request, here and as far as the provider has it for this console."""
-        session = self._session(request)
+        session = self._find_session(request)
         if session is not None:
             session.is_closed = True
             del self._sessions[session.id]
@@ -204,15 +206,15 @@ class OpenIdLogin:
 
     async def _begin(self, request: web.Request) -> web.Response:
         try:
-            metadata = await self._provider.metadata()
+            metadata = await self._provider.read_metadata()
         except ProviderError as error:
-            raise _unavailable(error) from None
+            raise _make_unavailable(error) from None
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         back = request.path_qs
         # Browsers take an address that begins with // for one of another host.
         if len(back) > BACK_CHARS_MAX or back.startswith(("//", "/\\")):
             back = "/"
-        pending = _Pending(state, nonce, verifier, back, self.clock())
+        pending = _PendingLogin(state, nonce, verifier, back, self.clock())
         challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest())
         query = urlencode(
             {
@@ -230,31 +232,31 @@ class OpenIdLogin:
         location = f"{metadata.authorization_endpoint}{mark}{query}"
         response = web.Response(status=302, headers={"Location": location})
         sealed = self._seal.encrypt(json.dumps(pending).encode()).decode()
-        self._set_cookie(response, self._pending_cookie(state), sealed, int(PENDING_S_MAX))
+        self._set_cookie(response, self._get_pending_cookie(state), sealed, int(PENDING_S_MAX))
         return response
 
-    def _pending_cookie(self, state: str) -> str:
+    def _get_pending_cookie(self, state: str) -> str:
         return f"{self._pending_prefix}{state[:_NAME_CHARS]}"
 
-    def _pending(self, request: web.Request) -> _Pending | None:
+    def _find_pending(self, request: web.Request) -> _PendingLogin | None:
         """Return the login that this browser began with the request's state; None if there is none,
         or if it is complete or too old."""
         state = request.query.get("state", "")
-        sealed = request.cookies.get(self._pending_cookie(state), "")
+        sealed = request.cookies.get(self._get_pending_cookie(state), "")
         try:
-            pending = _Pending(*json.loads(self._seal.decrypt(sealed.encode())))
+            pending = _PendingLogin(*json.loads(self._seal.decrypt(sealed.encode())))
         except (InvalidToken, ValueError):
             return None
         oldest_s = self.clock() - PENDING_S_MAX
         while self._used and next(iter(self._used.values())) < oldest_s:
             self._used.popitem(last=False)
-        is_right = hmac.compare_digest(_bytes(pending.state), _bytes(state))
+        is_right = hmac.compare_digest(_encode(pending.state), _encode(state))
         is_open = pending.begun_at_s >= oldest_s and pending.state not in self._used
         return pending if is_right and is_open else None
 
-    def _logged_in(self, user: str, tokens: Tokens, back: str) -> web.Response:
+    def _start_session(self, user: str, tokens: TokenResponse, back: str) -> web.Response:
         id, ends_at_s = secrets.token_urlsafe(32), self.clock() + LOGIN_S_MAX
-        session = _Session(self, id, user, ends_at_s)
+        session = _LoginSession(self, id, user, ends_at_s)
         session.keep(tokens)
         self._sessions[id] = session
         if len(self._sessions) > LOGINS_MAX:
@@ -262,20 +264,20 @@ class OpenIdLogin:
             oldest.is_closed = True
         response = web.Response(status=302, headers={"Location": back})
         text = f"{id}.{int(ends_at_s)}"
-        cookie = f"{text}.{self._mac(text)}"
+        cookie = f"{text}.{self._compute_mac(text)}"
         self._set_cookie(response, self._login_cookie, cookie, int(LOGIN_S_MAX))
         return response
 
-    def _session(self, request: web.Request) -> _Session | None:
+    def _find_session(self, request: web.Request) -> _LoginSession | None:
         """Return the login of a request, if its cookie is ours and the login is not over."""
         text, _, mac = request.cookies.get(self._login_cookie, "").rpartition(".")
-        if not hmac.compare_digest(_bytes(mac), _bytes(self._mac(text))):
+        if not hmac.compare_digest(_encode(mac), _encode(self._compute_mac(text))):
             return None
         id, _, ends_at = text.partition(".")
         return self._sessions.get(id) if int(ends_at) > self.clock() else None
 
-    def _mac(self, text: str) -> str:
-        return hmac.new(self._secret, _bytes(text), hashlib.sha256).hexdigest()
+    def _compute_mac(self, text: str) -> str:
+        return hmac.new(self._secret, _encode(text), hashlib.sha256).hexdigest()
 
     def _set_cookie(self, response: web.Response, name: str, value: str, age_s: int) -> None:
         """Set a cookie. Lax, because the provider sends the browser back from another site."""
@@ -291,30 +293,32 @@ class OpenIdLogin:
 
     async def _check_issuer(self, request: web.Request) -> None:
         """Refuse an answer of another provider (RFC 9207). Raises `Refused`."""
-        metadata, issuer = await self._provider.metadata(), request.query.get("iss")
+        metadata, issuer = await self._provider.read_metadata(), request.query.get("iss")
         if issuer is None and not metadata.names_itself:
             return
         if issuer != self._settings.issuer:
-            raise Refused("the answer came from another provider")
+            raise ProviderRefusal("the answer came from another provider")
 
-    def _user(self, claims: dict[str, Any], nonce: str) -> str:
+    def _verify_user(self, claims: dict[str, Any], nonce: str) -> str:
         """Return the user of a verified ID token. Raises `Refused` and `TokenRefused`."""
         settings = self._settings
         if claims.get("iss") != settings.issuer:
-            raise Refused("the ID token has another issuer")
+            raise ProviderRefusal("the ID token has another issuer")
         audience = claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
         if settings.client_id not in audiences:
-            raise Refused("the ID token is for another client")
+            raise ProviderRefusal("the ID token is for another client")
         party = claims.get("azp")
         if party != settings.client_id and (party is not None or len(audiences) > 1):
-            raise Refused("the ID token was issued to another client")
-        given = claims.get("nonce")
-        if not isinstance(given, str) or not hmac.compare_digest(_bytes(given), _bytes(nonce)):
-            raise Refused("the ID token belongs to another login")
+            raise ProviderRefusal("the ID token was issued to another client")
+        token_nonce = claims.get("nonce")
+        if not isinstance(token_nonce, str) or not hmac.compare_digest(
+            _encode(token_nonce), _encode(nonce)
+        ):
+            raise ProviderRefusal("the ID token belongs to another login")
         if settings.user_claim == "email" and claims.get("email_verified") is not True:
             # Some providers let users choose any address, and say nothing about it.
-            raise Refused(
+            raise ProviderRefusal(
                 "the ID token does not say that the email address is verified (email_verified)"
             )
         rules = JwtRules(
@@ -322,12 +326,12 @@ class OpenIdLogin:
             clock_skew_s=SKEW_S,
             subject_claim=settings.user_claim,
         )
-        user = bearer(claims, rules, self.clock()).subject
+        user = check_claims(claims, rules, self.clock()).subject
         if not user.isprintable():
-            raise Refused(f"the claim {settings.user_claim!r} is not a printable name")
+            raise ProviderRefusal(f"the claim {settings.user_claim!r} is not a printable name")
         return user
 
-    async def renew(self, session: _Session) -> None:
+    async def renew(self, session: _LoginSession) -> None:
         """Renew an access token that ends soon. Close the session if the provider refuses."""
         async with session.lock:
             now_s = self.clock()
@@ -342,8 +346,8 @@ class OpenIdLogin:
                 "refresh_token": session.refresh_token.reveal(),
             }
             try:
-                session.keep(await self._provider.tokens(form))
-            except Refused as error:
+                session.keep(await self._provider.request_tokens(form))
+            except ProviderRefusal as error:
                 log.warning("the login of %s has ended: %s", session.user, error)
                 session.is_closed = True
                 self._sessions.pop(session.id, None)
@@ -351,23 +355,23 @@ class OpenIdLogin:
                 log.warning("the access token of %s was not renewed: %s", session.user, error)
                 session.retry_at_s = now_s + RETRY_S
 
-    async def _revoke(self, session: _Session) -> None:
+    async def _revoke(self, session: _LoginSession) -> None:
         """Revoke the newest refresh token of a closed session, which would stay valid."""
         try:
             # A renewal that runs returns another token.
             async with asyncio.timeout(REVOKE_S_MAX), session.lock:
                 if session.refresh_token:
                     await self._provider.revoke(session.refresh_token)
-        except (Refused, ProviderError, TimeoutError) as error:
+        except (ProviderRefusal, ProviderError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             log.warning("the provider may still have the login of %s: %s", session.user, reason)
 
 
-def _unavailable(error: ProviderError) -> web.HTTPException:
+def _make_unavailable(error: ProviderError) -> web.HTTPException:
     log.warning("%s", error)
     return web.HTTPBadGateway(text=f"Nobody can log in now: {error}. Try again.")
 
 
-def _bytes(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     """Encode a text that may have broken characters."""
     return text.encode(errors="surrogatepass")

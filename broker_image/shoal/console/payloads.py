@@ -32,7 +32,7 @@ _INDENTATION_MAX = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RenderedPayload:
     """A payload as text. `format` is text, json, hex, empty, null or masked; `size_bytes` is all
     of it. `masked_fields` of a payload are masked. `what` names the schema that decoded it, `note`
     says why none did."""
@@ -46,30 +46,30 @@ class Shown:
     note: str = ""
 
 
-class Decoded(bytes):
-    """A payload as JSON. `raw` is the payload, `what` its format and schema."""
+class DecodedPayload(bytes):
+    """A payload as JSON. `get_raw` is the payload, `what` its format and schema."""
 
     raw: bytes
     what: str
 
     def __new__(cls, text: bytes, *, raw: bytes, what: str) -> Self:
-        found = super().__new__(cls, text)
-        found.raw, found.what = raw, what
-        return found
+        instance = super().__new__(cls, text)
+        instance.raw, instance.what = raw, what
+        return instance
 
 
-class Undecoded(bytes):
+class UndecodedPayload(bytes):
     """A payload in the format of a schema registry that cannot be decoded; `why` is a sentence."""
 
     why: str
 
     def __new__(cls, payload: bytes, why: str) -> Self:
-        found = super().__new__(cls, payload)
-        found.why = why
-        return found
+        instance = super().__new__(cls, payload)
+        instance.why = why
+        return instance
 
 
-class Masked(bytes):
+class MaskedPayload(bytes):
     """What may be shown of a payload: the whole is masked, or `fields` of its JSON are.
 
     `size_bytes` is the size of the payload, `why` a sentence, `what` that of a decoded payload.
@@ -81,11 +81,11 @@ class Masked(bytes):
     what: str
 
     def __new__(cls, shown: bytes, payload: bytes, why: str, *, fields: int = 0) -> Self:
-        found = super().__new__(cls, shown)
-        found.fields, found.why = fields, why
-        found.size_bytes = len(raw(payload))
-        found.what = payload.what if isinstance(payload, Decoded) else ""
-        return found
+        instance = super().__new__(cls, shown)
+        instance.fields, instance.why = fields, why
+        instance.size_bytes = len(get_raw(payload))
+        instance.what = payload.what if isinstance(payload, DecodedPayload) else ""
+        return instance
 
     @property
     def is_whole(self) -> bool:
@@ -93,45 +93,48 @@ class Masked(bytes):
         return not self.fields
 
 
-def raw(payload: bytes) -> bytes:
+def get_raw(payload: bytes) -> bytes:
     """Return a payload as it is in the log, if it was decoded."""
-    return payload.raw if isinstance(payload, Decoded) else payload
+    return payload.raw if isinstance(payload, DecodedPayload) else payload
 
 
-def show(payload: bytes | None, wanted: str = "auto") -> Shown:
+def render_payload(payload: bytes | None, text_format: str = "auto") -> RenderedPayload:
     """Return a payload in one of `FORMATS`. Auto is JSON if it is that, else text, else hex."""
     if not payload:
-        return Shown("null" if payload is None else "empty", "", 0)
-    size = len(raw(payload))
-    if isinstance(payload, Masked):
-        size, what = payload.size_bytes, payload.what
+        return RenderedPayload("null" if payload is None else "empty", "", 0)
+    size = len(get_raw(payload))
+    if isinstance(payload, MaskedPayload):
+        size, description = payload.size_bytes, payload.what
         if payload.is_whole:
-            return Shown("masked", payload.why, size, what=what)
+            return RenderedPayload("masked", payload.why, size, what=description)
         return replace(
-            _shown(payload, wanted), size_bytes=size, masked_fields=payload.fields, what=what
+            _render(payload, text_format),
+            size_bytes=size,
+            masked_fields=payload.fields,
+            what=description,
         )
-    if isinstance(payload, Decoded):
-        found = _shown(payload if wanted in ("auto", "json") else payload.raw, wanted)
-        return replace(found, size_bytes=size, what=payload.what)
-    if isinstance(payload, Undecoded):
-        return replace(_shown(payload, wanted), note=payload.why)
-    return _shown(payload, wanted)
+    if isinstance(payload, DecodedPayload):
+        rendered = _render(payload if text_format in ("auto", "json") else payload.raw, text_format)
+        return replace(rendered, size_bytes=size, what=payload.what)
+    if isinstance(payload, UndecodedPayload):
+        return replace(_render(payload, text_format), note=payload.why)
+    return _render(payload, text_format)
 
 
-def _shown(payload: bytes, wanted: str) -> Shown:
+def _render(payload: bytes, text_format: str) -> RenderedPayload:
     size, cut = len(payload), len(payload) > SHOWN_BYTES_MAX
     head = payload[:SHOWN_BYTES_MAX]
-    if wanted in ("auto", "json") and size <= JSON_BYTES_MAX:
-        if (text := _indented(payload)) is not None:
-            return Shown("json", text, size)
-    if wanted == "hex":
-        return Shown("hex", hex_dump(head), size, cut)
-    text = _decoded(head, is_cut=cut)
-    if text is None and wanted == "auto":
-        return Shown("hex", hex_dump(head), size, cut)
+    if text_format in ("auto", "json") and size <= JSON_BYTES_MAX:
+        if (text := _indent_json(payload)) is not None:
+            return RenderedPayload("json", text, size)
+    if text_format == "hex":
+        return RenderedPayload("hex", format_hex_dump(head), size, cut)
+    text = _decode(head, is_cut=cut)
+    if text is None and text_format == "auto":
+        return RenderedPayload("hex", format_hex_dump(head), size, cut)
     if text is None:
         text = head.decode(errors="replace")
-    return Shown("text", visible(text), size, cut)
+    return RenderedPayload("text", make_visible(text), size, cut)
 
 
 def preview(payload: bytes | None, chars: int = PREVIEW_CHARS) -> str:
@@ -141,43 +144,44 @@ def preview(payload: bytes | None, chars: int = PREVIEW_CHARS) -> str:
     if not payload:
         return "empty"
     head = payload[: chars * 4]
-    text = _decoded(head, is_cut=len(head) < len(payload))
+    text = _decode(head, is_cut=len(head) < len(payload))
     if text is None:
         return f"{len(payload):,} bytes: {head[:16].hex(' ')}{' …' if len(payload) > 16 else ''}"
-    line = visible(text, lines=False)
+    line = make_visible(text, lines=False)
     return line if len(line) <= chars and len(head) == len(payload) else line[: chars - 1] + "…"
 
 
-def visible(text: str, *, lines: bool = True) -> str:
+def make_visible(text: str, *, lines: bool = True) -> str:
     """Replace characters that are invisible or change the direction of others.
 
     Control characters become their pictures (U+2400), others `\\u{…}`, such as a no-break space.
     Spaces of Latin and of East Asian text stay. `lines` keeps line feeds and tabs.
     """
-    kept = _SPACES + "\n\t" if lines else _SPACES
+    allowed = _SPACES + "\n\t" if lines else _SPACES
     return "".join(
-        c if c in kept or unicodedata.category(c) not in _HIDDEN else _picture(c) for c in text
+        c if c in allowed or unicodedata.category(c) not in _HIDDEN else _make_picture(c)
+        for c in text
     )
 
 
-def _picture(character: str) -> str:
+def _make_picture(character: str) -> str:
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"\\u{{{code:x}}}"
 
 
-def hex_dump(data: bytes) -> str:
+def format_hex_dump(data: bytes) -> str:
     """Return offset, 16 bytes in hexadecimal, and their ASCII characters, a line each."""
     return "\n".join(
-        f"{at:08x}  {row.hex(' '):<47}  "
+        f"{offset:08x}  {row.hex(' '):<47}  "
         + "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
-        for at in range(0, len(data), 16)
-        for row in [data[at : at + 16]]
+        for offset in range(0, len(data), 16)
+        for row in [data[offset : offset + 16]]
     )
 
 
-def _decoded(data: bytes, *, is_cut: bool) -> str | None:
+def _decode(data: bytes, *, is_cut: bool) -> str | None:
     """Return UTF-8 text, or None. The last character may be cut off."""
     try:
         text = data.decode()
@@ -189,7 +193,7 @@ def _decoded(data: bytes, *, is_cut: bool) -> str | None:
     return None if "\0" in text else text
 
 
-def _indented(payload: bytes) -> str | None:
+def _indent_json(payload: bytes) -> str | None:
     """Return JSON with line breaks, or None if it is not an object or array.
 
     The tokens stay as they are: numbers keep their digits, and objects their duplicate names.
@@ -218,4 +222,4 @@ def _indented(payload: bytes) -> str | None:
         out.append(token + " " if token == ":" else token)
         depth += token in "{["
         before = token
-    return visible("".join(out))
+    return make_visible("".join(out))

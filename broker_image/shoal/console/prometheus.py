@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from shoal.client.secret import NO_SECRET, Secret
+from shoal.client.security.secret import NO_SECRET, Secret
 from shoal.console.history import POINTS_MAX, STEP_S, Hour
-from shoal.console.security import InvalidAccess, parse_login
+from shoal.console.login_files import InvalidAccess, parse_login
 from shoal.security import strict_verification
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PrometheusSettings(NamedTuple):
     context: ssl.SSLContext | None = None
 
 
-class Answer(NamedTuple):
+class HistoryAnswer(NamedTuple):
     """The last hour until `end_s` of each topic, and a sentence about topics that have none."""
 
     end_s: float
@@ -65,11 +65,11 @@ class Answer(NamedTuple):
     why: str = ""
 
 
-class _Failure(Exception):
+class _PrometheusError(Exception):
     """Why there is no history, as a sentence."""
 
 
-class _Silence(_Failure):
+class _Silence(_PrometheusError):
     """Prometheus answers nobody, or not this console."""
 
 
@@ -108,7 +108,7 @@ def parse_prometheus(
     return PrometheusSettings(url.rstrip("/"), labels.strip(), user, password, token, context)
 
 
-def queries(labels: str, group: str, topics: Sequence[str]) -> dict[str, str]:
+def make_queries(labels: str, group: str, topics: Sequence[str]) -> dict[str, str]:
     """Return the query of each column of an `Hour`; each has one result for a topic.
 
     Numbers of a partition are those of its leader, which alone reports a lag. What was completed is
@@ -143,8 +143,8 @@ class Prometheus:
 
     settings: PrometheusSettings
     _http: aiohttp.ClientSession | None = None
-    _kept: dict[tuple[str, ...], Answer] = field(default_factory=dict)
-    _reading: dict[tuple[str, ...], asyncio.Task[Answer]] = field(default_factory=dict)
+    _kept: dict[tuple[str, ...], HistoryAnswer] = field(default_factory=dict)
+    _reading: dict[tuple[str, ...], asyncio.Task[HistoryAnswer]] = field(default_factory=dict)
     _pause_until_s: float = 0.0
     _why: str = ""
 
@@ -153,73 +153,77 @@ class Prometheus:
         if self._http is not None:
             await self._http.close()
 
-    async def group(self, group: str, topics: Sequence[str]) -> Answer:
+    async def read_group(self, group: str, topics: Sequence[str]) -> HistoryAnswer:
         """Return the last hour of a group's topics. Callers share an answer."""
         end_s = time.time() // STEP_S * STEP_S
         key = (group, *sorted(topics))
         if key in self._kept and self._kept[key].end_s == end_s:
             return self._kept[key]
         if time.monotonic() < self._pause_until_s:
-            return Answer(end_s, {}, self._why)
+            return HistoryAnswer(end_s, {}, self._why)
         if key not in self._reading:
             reading = asyncio.create_task(self._read(key, end_s), name=f"history of {group}")
             reading.add_done_callback(lambda _: self._reading.pop(key, None))
             self._reading[key] = reading
         return await asyncio.shield(self._reading[key])
 
-    async def _read(self, key: tuple[str, ...], end_s: float) -> Answer:
+    async def _read(self, key: tuple[str, ...], end_s: float) -> HistoryAnswer:
         group, *topics = key
-        asked = queries(self.settings.labels, group, topics)
+        column_queries = make_queries(self.settings.labels, group, topics)
         try:
             # All end before the answer, so that no question is open without a page that waits.
-            columns = await _all(self._query(one, end_s) for one in asked.values())
-        except _Failure as error:
-            answer = Answer(end_s, {}, str(error))
+            columns = await _gather(self._run_query(one, end_s) for one in column_queries.values())
+        except _PrometheusError as error:
+            answer = HistoryAnswer(end_s, {}, str(error))
             if isinstance(error, _Silence):
                 log.warning("%s %s", error, error.__cause__ or "")
                 self._why = str(error)
                 self._pause_until_s = time.monotonic() + PAUSE_S
                 return answer
         else:
-            answer = self._answer(topics, dict(zip(asked, columns, strict=True)), end_s)
+            answer = self._make_answer(
+                topics, dict(zip(column_queries, columns, strict=True)), end_s
+            )
         # Those of earlier times are never shown again.
-        self._kept = {at: one for at, one in self._kept.items() if one.end_s == end_s}
+        self._kept = {
+            answer_key: one for answer_key, one in self._kept.items() if one.end_s == end_s
+        }
         self._kept[key] = answer
         return answer
 
-    def _answer(
+    def _make_answer(
         self, topics: Sequence[str], columns: Mapping[str, Mapping[str, array[float]]], end_s: float
-    ) -> Answer:
-        times = array("d", (_start_s(end_s) + i * STEP_S for i in range(POINTS_MAX)))
+    ) -> HistoryAnswer:
+        times = array("d", (_compute_start_s(end_s) + i * STEP_S for i in range(POINTS_MAX)))
         unknown = array("d", [math.nan] * POINTS_MAX)
         hours = {}
         for topic in topics:
             if topic in columns["depth"]:
-                found = {name: some.get(topic, unknown) for name, some in columns.items()}
+                series = {name: some.get(topic, unknown) for name, some in columns.items()}
                 hours[topic] = Hour(
                     end_s,
                     times,
-                    found["depth"],
-                    _locked(found["depth"], found["in_flight"]),
-                    _growth(found["rate_in"]),
-                    _growth(found["rate_out"]),
+                    series["depth"],
+                    _fill_locked(series["depth"], series["in_flight"]),
+                    _hide_resets(series["rate_in"]),
+                    _hide_resets(series["rate_out"]),
                 )
         if lacking := [topic for topic in topics if topic not in hours]:
             some = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" * (len(lacking) > 3))
-            return Answer(
+            return HistoryAnswer(
                 end_s,
                 hours,
                 f"Prometheus at {self.settings.url} has no values of this group on {some}. It must"
                 " scrape the brokers, and `--prometheus-labels` must match the labels of their"
                 " metrics.",
             )
-        return Answer(end_s, hours)
+        return HistoryAnswer(end_s, hours)
 
-    async def _query(self, query: str, end_s: float) -> dict[str, array[float]]:
-        """Return the result of a query by topic. Raises `_Failure`."""
+    async def _run_query(self, query: str, end_s: float) -> dict[str, array[float]]:
+        """Return the result of a query by topic. Raises `_PrometheusError`."""
         fields = {
             "query": query,
-            "start": f"{_start_s(end_s):.0f}",
+            "start": f"{_compute_start_s(end_s):.0f}",
             "end": f"{end_s:.0f}",
             "step": f"{STEP_S:.0f}",
             "timeout": f"{ANSWER_S_MAX:.0f}s",
@@ -228,7 +232,7 @@ class Prometheus:
         try:
             status, body = await self._post(fields)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            remedy = strict_verification.remedy(error)
+            remedy = strict_verification.find_remedy(error)
             raise _Silence(f"Prometheus at {url} does not answer.{remedy}") from error
         if status in (401, 403):
             raise _Silence(
@@ -236,19 +240,19 @@ class Prometheus:
                 " `--prometheus-login` and `--prometheus-token`."
             )
         try:
-            found = json.loads(body)
+            document = json.loads(body)
         except (ValueError, RecursionError):
-            found = None
-        if status == 200 and isinstance(found, dict) and found.get("status") == "success":
-            return _columns(found.get("data"), _start_s(end_s))
-        reason = str(found.get("error") or "") if isinstance(found, dict) else ""
+            document = None
+        if status == 200 and isinstance(document, dict) and document.get("status") == "success":
+            return _parse_columns(document.get("data"), _compute_start_s(end_s))
+        reason = str(document.get("error") or "") if isinstance(document, dict) else ""
         if not reason:
             raise _Silence(
                 f"Prometheus at {url} answers {status} without a result. `--prometheus-url` must be"
                 " the address before `/api/v1`."
             )
         text = f"Prometheus at {url} answers {status}: {reason[:_TEXT_MAX].rstrip('.')}."
-        raise _Silence(text) if status >= 500 else _Failure(text)
+        raise _Silence(text) if status >= 500 else _PrometheusError(text)
 
     async def _post(self, fields: Mapping[str, str]) -> tuple[int, bytes]:
         """Return the status and the body of an answer. Raises `_Silence` and aiohttp's errors."""
@@ -264,36 +268,38 @@ class Prometheus:
         body = bytearray()
         # In the body, the names of groups and topics stay out of the logs of proxies.
         async with self._http.post(
-            url, data=fields, headers=self._headers(), allow_redirects=False
+            url, data=fields, headers=self._make_headers(), allow_redirects=False
         ) as answer:
             async for piece in answer.content.iter_chunked(1 << 16):
                 body += piece
                 if len(body) > ANSWER_BYTES_MAX:
-                    raise _Failure(f"The answer of Prometheus at {self.settings.url} is too large.")
+                    raise _PrometheusError(
+                        f"The answer of Prometheus at {self.settings.url} is too large."
+                    )
             return answer.status, bytes(body)
 
-    def _headers(self) -> dict[str, str]:
+    def _make_headers(self) -> dict[str, str]:
         settings, headers = self.settings, {"Accept": "application/json"}
         if settings.user:
             pair = (settings.user, settings.password.reveal())
             headers["Authorization"] = aiohttp.encode_basic_auth(*pair)
         elif settings.token is not None:
             # Kubernetes replaces a token before it expires.
-            headers["Authorization"] = f"Bearer {_token(settings.token)}"
+            headers["Authorization"] = f"Bearer {_read_token(settings.token)}"
         return headers
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def _gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return the results of calls at the same time; when all have ended, raise the first error."""
-    found = []
-    for one in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(one, BaseException):
-            raise one
-        found.append(one)
-    return found
+    results = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
 
 
-def _token(path: Path) -> str:
+def _read_token(path: Path) -> str:
     """Return the token of a file. Raises `_Silence`."""
     try:
         words = path.read_text().split()
@@ -304,27 +310,29 @@ def _token(path: Path) -> str:
     return words[0]
 
 
-def _start_s(end_s: float) -> float:
+def _compute_start_s(end_s: float) -> float:
     return end_s - (POINTS_MAX - 1) * STEP_S
 
 
-def _columns(data: Any, start_s: float) -> dict[str, array[float]]:
+def _parse_columns(data: Any, start_s: float) -> dict[str, array[float]]:
     """Return the values of a matrix by topic, with nan where there are none."""
-    found = {}
+    columns = {}
     try:
-        for one in data["result"]:
+        for series in data["result"]:
             column = array("d", [math.nan] * POINTS_MAX)
-            for at_s, text in one["values"]:
-                at, value = round((at_s - start_s) / STEP_S), float(text)
-                if 0 <= at < POINTS_MAX and math.isfinite(value):
-                    column[at] = value
-            found[str(one["metric"]["topic"])] = column
+            for at_s, text in series["values"]:
+                index, value = round((at_s - start_s) / STEP_S), float(text)
+                if 0 <= index < POINTS_MAX and math.isfinite(value):
+                    column[index] = value
+            columns[str(series["metric"]["topic"])] = column
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise _Failure("The answer of Prometheus is not a matrix of numbers by topic.") from None
-    return found
+        raise _PrometheusError(
+            "The answer of Prometheus is not a matrix of numbers by topic."
+        ) from None
+    return columns
 
 
-def _locked(depths: array[float], locked: array[float]) -> array[float]:
+def _fill_locked(depths: array[float], locked: array[float]) -> array[float]:
     """Return the records in flight; brokers do not report them where nothing is in flight."""
     return array(
         "d",
@@ -335,6 +343,6 @@ def _locked(depths: array[float], locked: array[float]) -> array[float]:
     )
 
 
-def _growth(rates: array[float]) -> array[float]:
+def _hide_resets(rates: array[float]) -> array[float]:
     """Return rates of counters. One that went back, because offsets were reset, is unknown."""
     return array("d", (rate if rate >= 0 else math.nan for rate in rates))

@@ -49,11 +49,11 @@ message Value {
 """
 
 
-class InvalidSchema(ValueError):
+class InvalidProtobufSchema(ValueError):
     """A schema that cannot be used."""
 
 
-class Malformed(ValueError):
+class MalformedMessage(ValueError):
     """Data that their schema does not describe."""
 
 
@@ -79,191 +79,211 @@ class _Scalar(NamedTuple):
     read: Callable[[bytes], Any]
 
 
-def _integer(data: bytes) -> int:
+def _decode_integer(data: bytes) -> int:
     value = 0
     for byte in reversed(data):
         value = value << 7 | byte & 0x7F
     return value & (1 << 64) - 1
 
 
-def _signed(data: bytes) -> int:
-    value = _integer(data)
+def _decode_signed(data: bytes) -> int:
+    value = _decode_integer(data)
     return value - (1 << 64) if value >> 63 else value
 
 
-def _zigzag(data: bytes) -> int:
-    value = _integer(data)
+def _decode_zigzag(data: bytes) -> int:
+    value = _decode_integer(data)
     return (value >> 1) ^ -(value & 1)
 
 
-def _unpack(format: str) -> Callable[[bytes], Any]:
+def _make_unpacker(format: str) -> Callable[[bytes], Any]:
     return lambda data: struct.unpack(format, data)[0]
 
 
 _SCALARS = {
-    "int32": _Scalar(_VARINT, 0, _signed),
-    "int64": _Scalar(_VARINT, 0, _signed),
-    "uint32": _Scalar(_VARINT, 0, lambda data: _integer(data) & 0xFFFFFFFF),
-    "uint64": _Scalar(_VARINT, 0, _integer),
-    "sint32": _Scalar(_VARINT, 0, _zigzag),
-    "sint64": _Scalar(_VARINT, 0, _zigzag),
-    "bool": _Scalar(_VARINT, 0, lambda data: _integer(data) != 0),
-    "fixed32": _Scalar(_FIXED32, 4, _unpack("<I")),
-    "sfixed32": _Scalar(_FIXED32, 4, _unpack("<i")),
-    "float": _Scalar(_FIXED32, 4, _unpack("<f")),
-    "fixed64": _Scalar(_FIXED64, 8, _unpack("<Q")),
-    "sfixed64": _Scalar(_FIXED64, 8, _unpack("<q")),
-    "double": _Scalar(_FIXED64, 8, _unpack("<d")),
+    "int32": _Scalar(_VARINT, 0, _decode_signed),
+    "int64": _Scalar(_VARINT, 0, _decode_signed),
+    "uint32": _Scalar(_VARINT, 0, lambda data: _decode_integer(data) & 0xFFFFFFFF),
+    "uint64": _Scalar(_VARINT, 0, _decode_integer),
+    "sint32": _Scalar(_VARINT, 0, _decode_zigzag),
+    "sint64": _Scalar(_VARINT, 0, _decode_zigzag),
+    "bool": _Scalar(_VARINT, 0, lambda data: _decode_integer(data) != 0),
+    "fixed32": _Scalar(_FIXED32, 4, _make_unpacker("<I")),
+    "sfixed32": _Scalar(_FIXED32, 4, _make_unpacker("<i")),
+    "float": _Scalar(_FIXED32, 4, _make_unpacker("<f")),
+    "fixed64": _Scalar(_FIXED64, 8, _make_unpacker("<Q")),
+    "sfixed64": _Scalar(_FIXED64, 8, _make_unpacker("<q")),
+    "double": _Scalar(_FIXED64, 8, _make_unpacker("<d")),
 }
 _TEXTS = ("string", "bytes")
-_ENUM = _Scalar(_VARINT, 0, _signed)
+_ENUM = _Scalar(_VARINT, 0, _decode_signed)
 
 
-class Schema:
+class ProtobufSchema:
     """A `.proto` file that reads messages. `references` are the files that it imports."""
 
     def __init__(self, text: str, references: Iterable[str] = ()) -> None:
-        """Raises `InvalidSchema`."""
+        """Raises `InvalidProtobufSchema`."""
         types: dict[str, _Message | dict[int, str]] = {}
-        _Parser(_WELL_KNOWN, types, "google.protobuf").file()
+        _Parser(_WELL_KNOWN, types, "google.protobuf").parse_file()
         for reference in references:
-            _Parser(reference, types).file()
-        self._messages = _Parser(text, types).file()
-        for name, found in types.items():
-            if isinstance(found, _Message):
-                for one in found.fields.values():
-                    one.target = _resolved(one.type, name, types)
+            _Parser(reference, types).parse_file()
+        self._messages = _Parser(text, types).parse_file()
+        for name, definition in types.items():
+            if isinstance(definition, _Message):
+                for message_field in definition.fields.values():
+                    message_field.target = _resolve(message_field.type, name, types)
 
-    def json(self, data: bytes) -> str:
+    def to_json(self, data: bytes) -> str:
         """Return a message as JSON. Its type comes first, as Confluent's format has it.
 
-        Raises `Malformed`.
+        Raises `MalformedMessage`.
         """
-        source = _Source(data)
-        message = self._chosen(source)
-        return json.dumps(_message(source, len(data), message, 0), ensure_ascii=False)
+        source = _MessageReader(data)
+        message = self._choose_message(source)
+        return json.dumps(_read_message(source, len(data), message, 0), ensure_ascii=False)
 
-    def _chosen(self, source: _Source) -> _Message:
+    def _choose_message(self, source: _MessageReader) -> _Message:
         """Read the path of a message: its index, and those of nested messages."""
-        count = _zigzag(source.varint())
+        count = _decode_zigzag(source.read_varint())
         if not 0 <= count <= DEPTH_MAX:
-            raise Malformed(f"the path of a message has {count} numbers")
-        path = [_zigzag(source.varint()) for _ in range(count)] or [0]
-        inside, found = self._messages, None
-        for at in path:
-            if not 0 <= at < len(inside):
-                raise Malformed(f"the schema has no message {path}")
-            found = inside[at]
-            inside = found.nested
-        assert found is not None
-        return found
+            raise MalformedMessage(f"the path of a message has {count} numbers")
+        path = [_decode_zigzag(source.read_varint()) for _ in range(count)] or [0]
+        inside, message = self._messages, None
+        for index in path:
+            if not 0 <= index < len(inside):
+                raise MalformedMessage(f"the schema has no message {path}")
+            message = inside[index]
+            inside = message.nested
+        assert message is not None
+        return message
 
 
-class _Source:
+class _MessageReader:
     """The bytes of a message, and where to read next."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = self.values = 0
+        self.position = self.values = 0
 
     def take(self, size: int, end: int) -> bytes:
-        if size > end - self.at:
-            raise Malformed(f"{size} bytes are expected at {self.at}, where the data end")
-        self.at += size
-        return self.data[self.at - size : self.at]
+        if size > end - self.position:
+            raise MalformedMessage(
+                f"{size} bytes are expected at {self.position}, where the data end"
+            )
+        self.position += size
+        return self.data[self.position - size : self.position]
 
-    def varint(self, end: int = -1) -> bytes:
+    def read_varint(self, end: int = -1) -> bytes:
         """Return the bytes of a number."""
-        first, last = self.at, len(self.data) if end < 0 else end
+        first, last = self.position, len(self.data) if end < 0 else end
         while self.take(1, last)[0] >= 0x80:
-            if self.at - first == _VARINT_BYTES_MAX:
-                raise Malformed("a number has too many bytes")
-        return self.data[first : self.at]
+            if self.position - first == _VARINT_BYTES_MAX:
+                raise MalformedMessage("a number has too many bytes")
+        return self.data[first : self.position]
 
-    def count(self) -> None:
+    def count_value(self) -> None:
         self.values += 1
         if self.values > VALUES_MAX:
-            raise Malformed(f"there are more than {VALUES_MAX:,} values")
+            raise MalformedMessage(f"there are more than {VALUES_MAX:,} values")
 
 
-def _message(source: _Source, end: int, message: _Message, depth: int) -> dict[str, Any]:
+def _read_message(
+    source: _MessageReader, end: int, message: _Message, depth: int
+) -> dict[str, Any]:
     """Read a message up to `end`."""
     if depth > DEPTH_MAX:
-        raise Malformed("the data are too deep")
-    found: dict[str, Any] = {}
-    while source.at < end:
-        source.count()
-        tag = _integer(source.varint(end))
-        one = message.fields.get(tag >> 3)
-        if one is None:
-            raise Malformed(f"message {message.name} has no field {tag >> 3}")
-        if one.key_type:
-            key, value = _entry(source, end, tag & 7, one, depth)
-            found.setdefault(one.name, {})[key] = value
-        elif one.is_repeated:
-            found.setdefault(one.name, []).extend(_values(source, end, tag & 7, one, depth))
+        raise MalformedMessage("the data are too deep")
+    values: dict[str, Any] = {}
+    while source.position < end:
+        source.count_value()
+        tag = _decode_integer(source.read_varint(end))
+        message_field = message.fields.get(tag >> 3)
+        if message_field is None:
+            raise MalformedMessage(f"message {message.name} has no field {tag >> 3}")
+        if message_field.key_type:
+            key, value = _read_entry(source, end, tag & 7, message_field, depth)
+            values.setdefault(message_field.name, {})[key] = value
+        elif message_field.is_repeated:
+            values.setdefault(message_field.name, []).extend(
+                _read_values(source, end, tag & 7, message_field, depth)
+            )
         else:
-            found[one.name] = _value(source, end, tag & 7, one, depth)
-    return found
+            values[message_field.name] = _read_value(source, end, tag & 7, message_field, depth)
+    return values
 
 
-def _values(source: _Source, end: int, wire: int, one: _Field, depth: int) -> list[Any]:
+def _read_values(
+    source: _MessageReader, end: int, wire: int, message_field: _Field, depth: int
+) -> list[Any]:
     """Read one value of a repeated field, or many that are packed."""
-    scalar = _scalar(one)
+    scalar = _find_scalar(message_field)
     if scalar is None or wire != _BYTES:
-        return [_value(source, end, wire, one, depth)]
-    last = _end(source, end)
-    found = []
-    while source.at < last:
-        source.count()
-        found.append(_value(source, last, scalar.wire, one, depth))
-    return found
+        return [_read_value(source, end, wire, message_field, depth)]
+    last = _read_end(source, end)
+    values = []
+    while source.position < last:
+        source.count_value()
+        values.append(_read_value(source, last, scalar.wire, message_field, depth))
+    return values
 
 
-def _entry(source: _Source, end: int, wire: int, one: _Field, depth: int) -> tuple[str, Any]:
+def _read_entry(
+    source: _MessageReader, end: int, wire: int, message_field: _Field, depth: int
+) -> tuple[str, Any]:
     """Read an entry of a map: a message with the fields 1 and 2."""
-    value = _Field("value", one.type, target=one.target)
-    both = _Message(one.name, {1: _Field("key", one.key_type), 2: value})
-    entry = _Field(one.name, "", target=both)
-    found = _value(source, end, wire, entry, depth)
-    key = found.get("key", "" if one.key_type in _TEXTS else 0)
-    return key if isinstance(key, str) else json.dumps(key), found.get("value")
+    value = _Field("value", message_field.type, target=message_field.target)
+    entry_message = _Message(
+        message_field.name, {1: _Field("key", message_field.key_type), 2: value}
+    )
+    entry = _Field(message_field.name, "", target=entry_message)
+    parsed = _read_value(source, end, wire, entry, depth)
+    key = parsed.get("key", "" if message_field.key_type in _TEXTS else 0)
+    return key if isinstance(key, str) else json.dumps(key), parsed.get("value")
 
 
-def _value(source: _Source, end: int, wire: int, one: _Field, depth: int) -> Any:
-    scalar = _scalar(one)
-    wanted = _BYTES if scalar is None else scalar.wire
-    if wire != wanted:
-        raise Malformed(f"field {one.name} has wire type {wire}, not {wanted}")
+def _read_value(
+    source: _MessageReader, end: int, wire: int, message_field: _Field, depth: int
+) -> Any:
+    scalar = _find_scalar(message_field)
+    expected = _BYTES if scalar is None else scalar.wire
+    if wire != expected:
+        raise MalformedMessage(f"field {message_field.name} has wire type {wire}, not {expected}")
     if scalar is not None:
-        data = source.take(scalar.size, end) if scalar.size else source.varint(end)
+        data = source.take(scalar.size, end) if scalar.size else source.read_varint(end)
         value = scalar.read(data)
-        return one.target.get(value, value) if isinstance(one.target, dict) else value
-    last = _end(source, end)
-    if isinstance(one.target, _Message):
-        return _message(source, last, one.target, depth + 1)
-    data = source.take(last - source.at, last)
-    if one.type == "bytes":
+        return (
+            message_field.target.get(value, value)
+            if isinstance(message_field.target, dict)
+            else value
+        )
+    last = _read_end(source, end)
+    if isinstance(message_field.target, _Message):
+        return _read_message(source, last, message_field.target, depth + 1)
+    data = source.take(last - source.position, last)
+    if message_field.type == "bytes":
         return base64.b64encode(data).decode()
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise Malformed(f"field {one.name} is not UTF-8") from None
+        raise MalformedMessage(f"field {message_field.name} is not UTF-8") from None
 
 
-def _scalar(one: _Field) -> _Scalar | None:
+def _find_scalar(message_field: _Field) -> _Scalar | None:
     """Return how a number is read; None for what has a length."""
-    return _ENUM if isinstance(one.target, dict) else _SCALARS.get(one.type)
+    return _ENUM if isinstance(message_field.target, dict) else _SCALARS.get(message_field.type)
 
 
-def _end(source: _Source, end: int) -> int:
-    size = _integer(source.varint(end))
-    if size > end - source.at:
-        raise Malformed(f"{size} bytes are expected at {source.at}, where the data end")
-    return source.at + size
+def _read_end(source: _MessageReader, end: int) -> int:
+    size = _decode_integer(source.read_varint(end))
+    if size > end - source.position:
+        raise MalformedMessage(
+            f"{size} bytes are expected at {source.position}, where the data end"
+        )
+    return source.position + size
 
 
-def _resolved(
+def _resolve(
     type: str, scope: str, types: dict[str, _Message | dict[int, str]]
 ) -> _Message | dict[int, str] | None:
     """Return the type that a name means inside a message; None for those of the language."""
@@ -277,7 +297,7 @@ def _resolved(
     for name in candidates:
         if name in types:
             return types[name]
-    raise InvalidSchema(f"it uses {type!r:.100}, which is not defined")
+    raise InvalidProtobufSchema(f"it uses {type!r:.100}, which is not defined")
 
 
 class _Parser:
@@ -286,138 +306,138 @@ class _Parser:
     def __init__(
         self, text: str, types: dict[str, _Message | dict[int, str]], package: str = ""
     ) -> None:
-        self._tokens = _tokens(text)
+        self._tokens = _tokenize(text)
         self._at = 0
         self._types, self._package = types, package
 
-    def file(self) -> list[_Message]:
-        """Return the messages of the file in their order. Raises `InvalidSchema`."""
-        found: list[_Message] = []
+    def parse_file(self) -> list[_Message]:
+        """Return the messages of the file in their order. Raises `InvalidProtobufSchema`."""
+        messages: list[_Message] = []
         while self._at < len(self._tokens):
-            word = self._next()
+            word = self._take_token()
             if word == "package":
-                self._package = self._next()
+                self._package = self._take_token()
                 self._expect(";")
             elif word == "message":
-                found.append(self._message(self._package))
+                messages.append(self._parse_message(self._package))
             elif word == "enum":
-                self._enum(self._package)
+                self._parse_enum(self._package)
             elif word in ("service", "extend"):
                 self._skip_block()
             elif word != ";":
                 self._skip_statement()
-        return found
+        return messages
 
-    def _message(self, scope: str) -> _Message:
-        name = self._name(scope)
+    def _parse_message(self, scope: str) -> _Message:
+        name = self._parse_name(scope)
         message = _Message(name)
         self._add(name, message)
         self._expect("{")
-        self._body(message)
+        self._parse_body(message)
         return message
 
-    def _body(self, message: _Message) -> None:
+    def _parse_body(self, message: _Message) -> None:
         """Read up to the end of a message, or of a `oneof` in it."""
-        while (word := self._next()) != "}":
+        while (word := self._take_token()) != "}":
             if word == "message" and self._peek(1) == "{":
-                message.nested.append(self._message(message.name))
+                message.nested.append(self._parse_message(message.name))
             elif word == "enum" and self._peek(1) == "{":
-                self._enum(message.name)
+                self._parse_enum(message.name)
             elif word == "oneof" and self._peek(1) == "{":
-                self._next()
+                self._take_token()
                 self._expect("{")
-                self._body(message)
+                self._parse_body(message)
             elif word == "extend" and self._peek(1) == "{":
                 self._skip_block()
             elif word in ("option", "reserved", "extensions"):
                 self._skip_statement()
             elif word != ";":
-                self._field(message, word)
+                self._parse_field(message, word)
 
-    def _field(self, message: _Message, word: str) -> None:
+    def _parse_field(self, message: _Message, word: str) -> None:
         is_repeated = word == "repeated"
-        type = self._next() if word in _LABELS else word
+        type = self._take_token() if word in _LABELS else word
         key_type = ""
         if type == "map" and self._peek() == "<":
             self._expect("<")
-            key_type = self._next()
+            key_type = self._take_token()
             self._expect(",")
-            type = self._next()
+            type = self._take_token()
             self._expect(">")
         if type == "group":
-            raise InvalidSchema("it has a group")
-        name = self._next()
+            raise InvalidProtobufSchema("it has a group")
+        name = self._take_token()
         self._expect("=")
-        number = self._number()
+        number = self._parse_number()
         if number in message.fields:
-            raise InvalidSchema(f"{message.name} has two fields {number}")
+            raise InvalidProtobufSchema(f"{message.name} has two fields {number}")
         message.fields[number] = _Field(name, type, is_repeated, key_type)
         self._skip_statement()
 
-    def _enum(self, scope: str) -> None:
+    def _parse_enum(self, scope: str) -> None:
         symbols: dict[int, str] = {}
-        self._add(self._name(scope), symbols)
+        self._add(self._parse_name(scope), symbols)
         self._expect("{")
-        while (word := self._next()) != "}":
+        while (word := self._take_token()) != "}":
             if self._peek() == "=":
                 self._expect("=")
-                symbols.setdefault(self._number(), word)
+                symbols.setdefault(self._parse_number(), word)
             if word != ";":
                 self._skip_statement()
 
-    def _add(self, name: str, found: _Message | dict[int, str]) -> None:
+    def _add(self, name: str, definition: _Message | dict[int, str]) -> None:
         if name in self._types or len(self._types) >= TYPES_MAX:
-            raise InvalidSchema(f"it defines {name!r:.100} twice, or too many types")
-        self._types[name] = found
+            raise InvalidProtobufSchema(f"it defines {name!r:.100} twice, or too many types")
+        self._types[name] = definition
 
-    def _name(self, scope: str) -> str:
-        name = self._next()
+    def _parse_name(self, scope: str) -> str:
+        name = self._take_token()
         return f"{scope}.{name}" if scope else name
 
-    def _number(self) -> int:
-        text = self._next()
+    def _parse_number(self) -> int:
+        text = self._take_token()
         sign = -1 if text == "-" else 1
         try:
-            return sign * int(self._next() if text == "-" else text, 0)
+            return sign * int(self._take_token() if text == "-" else text, 0)
         except ValueError:
-            raise InvalidSchema(f"{text!r:.60} is not a number") from None
+            raise InvalidProtobufSchema(f"{text!r:.60} is not a number") from None
 
-    def _next(self) -> str:
+    def _take_token(self) -> str:
         if self._at >= len(self._tokens):
-            raise InvalidSchema("it ends too early")
+            raise InvalidProtobufSchema("it ends too early")
         self._at += 1
         return self._tokens[self._at - 1]
 
-    def _peek(self, ahead: int = 0) -> str:
-        at = self._at + ahead
-        return self._tokens[at] if at < len(self._tokens) else ""
+    def _peek(self, distance: int = 0) -> str:
+        index = self._at + distance
+        return self._tokens[index] if index < len(self._tokens) else ""
 
-    def _expect(self, wanted: str) -> None:
-        if (found := self._next()) != wanted:
-            raise InvalidSchema(f"{wanted!r} is expected, not {found!r:.60}")
+    def _expect(self, expected: str) -> None:
+        if (token := self._take_token()) != expected:
+            raise InvalidProtobufSchema(f"{expected!r} is expected, not {token!r:.60}")
 
     def _skip_statement(self) -> None:
         """Skip up to the `;` that ends a statement, over braces of options."""
         depth = 0
-        while (word := self._next()) != ";" or depth:
+        while (word := self._take_token()) != ";" or depth:
             depth += (word in ("{", "[")) - (word in ("}", "]"))
 
     def _skip_block(self) -> None:
-        while self._next() != "{":
+        while self._take_token() != "{":
             pass
         depth = 1
         while depth:
-            word = self._next()
+            word = self._take_token()
             depth += (word == "{") - (word == "}")
 
 
-def _tokens(text: str) -> list[str]:
-    found, at = [], 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
+def _tokenize(text: str) -> list[str]:
+    tokens, position = [], 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            raise InvalidSchema(f"it has {text[at : at + 20]!r}")
-        at = match.end()
+            raise InvalidProtobufSchema(f"it has {text[position : position + 20]!r}")
+        position = match.end()
         if match.lastgroup:
-            found.append(match[0])
-    return found
+            tokens.append(match[0])
+    return tokens

@@ -10,19 +10,20 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client import delays, skipped_records, stop_reasons
-from shoal.client.scrape import ShareNumbers
+from shoal.client.queues import skipped_records
 from shoal.console import figures
 from shoal.console.history import Point
-from shoal.console.sample import Metrics
+from shoal.console.sample import MetricsSource
+from shoal.monitoring import delays, stop_reasons
+from shoal.monitoring.scrape import ShareNumbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from shoal.client.lag import Position
-    from shoal.console.history import History, Series
+    from shoal.client.queues.lag import Position
+    from shoal.console.history import QueueHistory, Series
     from shoal.console.holdings import Holdings
-    from shoal.console.sample import Sample
+    from shoal.console.sample import ClusterSample
 
 _NAN = float("nan")
 #: Without any completed record for this period, a queue with consumers makes no progress.
@@ -50,7 +51,7 @@ class Level(IntEnum):
     BAD = 3
 
 
-class State(NamedTuple):
+class QueueState(NamedTuple):
     level: Level
     words: str
 
@@ -63,14 +64,14 @@ class Remedy(NamedTuple):
     fields: dict[str, str]
 
 
-class Cause(NamedTuple):
+class QueueCause(NamedTuple):
     """Why records are not delivered, and the actions that mend it."""
 
     text: str
     remedies: tuple[Remedy, ...] = ()
 
 
-class Part(NamedTuple):
+class QueuePart(NamedTuple):
     """One segment of a queue's bar: records in one state."""
 
     name: str
@@ -80,21 +81,21 @@ class Part(NamedTuple):
 
 
 _STOPS = {
-    "flood": State(Level.BAD, "Stopped: flood"),
-    "held-keys": State(Level.BAD, "Stopped: keys held"),
-    "paused": State(Level.WARNING, "Paused"),
-    "window-full": State(Level.WARNING, "Window full"),
-    "look-ahead": State(Level.WARNING, "Look-ahead full"),
+    "flood": QueueState(Level.BAD, "Stopped: flood"),
+    "held-keys": QueueState(Level.BAD, "Stopped: keys held"),
+    "paused": QueueState(Level.WARNING, "Paused"),
+    "window-full": QueueState(Level.WARNING, "Window full"),
+    "look-ahead": QueueState(Level.WARNING, "Look-ahead full"),
 }
-_KEYS_HELD = State(Level.WARNING, "Keys held")
-_LETTERS_FAIL = State(Level.BAD, "Letters fail")
+_KEYS_HELD = QueueState(Level.WARNING, "Keys held")
+_LETTERS_FAIL = QueueState(Level.BAD, "Letters fail")
 #: A partition has no leader, or the group's first member has just joined.
-_UNKNOWN = State(Level.IDLE, "Unknown")
-_IDLE, _MOVING = State(Level.IDLE, "Empty"), State(Level.GOOD, "Moving")
+_UNKNOWN = QueueState(Level.IDLE, "Unknown")
+_IDLE, _MOVING = QueueState(Level.IDLE, "Empty"), QueueState(Level.GOOD, "Moving")
 #: Words in place of the state while a queue has too short a history.
-_WAITING = State(Level.GOOD, "Waiting")
+_WAITING = QueueState(Level.GOOD, "Waiting")
 #: No record can be delivered before its time.
-_DELAYED = State(Level.GOOD, "Delayed")
+_DELAYED = QueueState(Level.GOOD, "Delayed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,80 +117,86 @@ class Queue:
     letters: int | None
     rate_in: float | None
     rate_out: float | None
-    states: tuple[State, ...]
+    states: tuple[QueueState, ...]
 
     @property
-    def state(self) -> State:
+    def state(self) -> QueueState:
         """The most urgent state."""
         return max(self.states, key=lambda one: one.level)
 
     @property
     def held(self) -> int | None:
         """Records that wait for their key or for a dead letter."""
-        one = self.numbers
-        return None if one is None else one.held_by_key + one.archiving + one.keys_held
+        numbers = self.numbers
+        return (
+            None if numbers is None else numbers.held_by_key + numbers.archiving + numbers.keys_held
+        )
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[QueuePart]:
         """The records of `depth` by state; empty without metrics."""
-        return parts(self.depth, self.numbers)
+        return divide_parts(self.depth, self.numbers)
 
 
-def parts(depth: int | None, numbers: ShareNumbers | None) -> list[Part]:
+def divide_parts(depth: int | None, numbers: ShareNumbers | None) -> list[QueuePart]:
     """Divide a number of records by state. Metrics and lag are read one after the other, so the
     available records are what the others leave, and at least 0."""
     if numbers is None or depth is None:
         return []
-    others = [
-        Part("in-flight", "In flight", numbers.in_flight, "locked by a consumer"),
-        Part("delayed", "Delayed", numbers.delayed, "not due yet"),
-        Part("backing-off", "Backing off", numbers.backing_off, "released; waits for its retry"),
-        Part("held", "Held by key", numbers.held_by_key, "waits for an earlier record of its key"),
-        Part("holds", "Holds its key", numbers.keys_held, "dead-lettered, and blocks its key"),
-        Part("archiving", "Letter pending", numbers.archiving, "waits for its dead letter"),
+    other_parts = [
+        QueuePart("in-flight", "In flight", numbers.in_flight, "locked by a consumer"),
+        QueuePart("delayed", "Delayed", numbers.delayed, "not due yet"),
+        QueuePart(
+            "backing-off", "Backing off", numbers.backing_off, "released; waits for its retry"
+        ),
+        QueuePart(
+            "held", "Held by key", numbers.held_by_key, "waits for an earlier record of its key"
+        ),
+        QueuePart("holds", "Holds its key", numbers.keys_held, "dead-lettered, and blocks its key"),
+        QueuePart("archiving", "Letter pending", numbers.archiving, "waits for its dead letter"),
     ]
-    left = max(0, depth - sum(one.records for one in others))
-    return [Part("available", "Available", left, "can be acquired now"), *others]
+    available = max(0, depth - sum(part.records for part in other_parts))
+    return [QueuePart("available", "Available", available, "can be acquired now"), *other_parts]
 
 
-def queues(sample: Sample, history: History) -> list[Queue]:
+def make_queues(sample: ClusterSample, history: QueueHistory) -> list[Queue]:
     """Return all queues, the most troubled first, then the deepest."""
-    by_topic = _numbers_by_topic(sample)
-    found = []
+    by_topic = _sum_by_topic(sample)
+    made = []
     for group in sample.groups:
         topics: dict[str, list[Position]] = {}
-        for one in sample.positions.get(group, ()):
-            topics.setdefault(one.where.topic, []).append(one)
+        for position in sample.positions.get(group, ()):
+            topics.setdefault(position.partition.topic, []).append(position)
         for topic, positions in topics.items():
-            series = history.of(group, topic)
-            found.append(_queue(sample, group, topic, positions, by_topic, series))
-    return sorted(found, key=_urgency)
+            series = history.get_series(group, topic)
+            made.append(_make_queue(sample, group, topic, positions, by_topic, series))
+    return sorted(made, key=_get_urgency)
 
 
-def _urgency(queue: Queue) -> tuple[int, int, str, str]:
+def _get_urgency(queue: Queue) -> tuple[int, int, str, str]:
     return -queue.state.level, -(queue.depth or 0), queue.group, queue.topic
 
 
-def _queue(
-    sample: Sample,
+def _make_queue(
+    sample: ClusterSample,
     group: str,
     topic: str,
     positions: list[Position],
     by_topic: Mapping[tuple[str, str], ShareNumbers],
     series: Series,
 ) -> Queue:
-    depth = _total(p.lag for p in positions)
+    depth = _sum_known(p.lag for p in positions)
     numbers = None
     partitions = sample.numbers.partitions if sample.numbers else {}
-    if sample.metrics is Metrics.REPORTED and delays.is_known(group, positions, partitions):
+    if sample.metrics is MetricsSource.REPORTED and delays.is_known(group, positions, partitions):
         numbers = by_topic.get((group, topic), ShareNumbers())
     ages = [
-        sample.oldest_ms[p.where, p.offset]
+        sample.oldest_ms[p.partition, p.offset]
         for p in positions
-        if p.lag and p.offset is not None and (p.where, p.offset) in sample.oldest_ms
+        if p.lag and p.offset is not None and (p.partition, p.offset) in sample.oldest_ms
     ]
     letters_of = sample.letter_topics.get(group)
-    found = Queue(
+    queue = Queue(
         group,
         topic,
         len(sample.groups[group].members),
@@ -198,11 +205,11 @@ def _queue(
         min(ages, default=None),
         numbers,
         sample.letters.get(letters_of) if letters_of else None,
-        series.rate("produced"),
-        series.rate("done"),
+        series.compute_rate("produced"),
+        series.compute_rate("done"),
         (),
     )
-    return _with_states(found, _stops(sample, group), series)
+    return _with_states(queue, _find_stops(sample, group), series)
 
 
 def _with_states(queue: Queue, stops: Iterable[str], series: Series) -> Queue:
@@ -214,14 +221,14 @@ def _with_states(queue: Queue, stops: Iterable[str], series: Series) -> Queue:
     elif not queue.depth:
         states.append(_IDLE)
     elif not queue.members:
-        states.append(State(Level.WARNING, "No consumers"))
+        states.append(QueueState(Level.WARNING, "No consumers"))
     else:
         if queue.numbers is not None and queue.numbers.oldest_lock_age_s > LOCK_AGE_S_MAX:
-            states.append(State(Level.WARNING, "Old lock"))
+            states.append(QueueState(Level.WARNING, "Old lock"))
         if queue.numbers is not None and delays.is_only_delayed(queue.depth, queue.numbers):
             states.append(_DELAYED)
-        elif series.unchanged_s("done") >= NO_PROGRESS_S and _may_progress(queue):
-            states.append(State(Level.WARNING, "No progress"))
+        elif series.measure_unchanged_s("done") >= NO_PROGRESS_S and _may_progress(queue):
+            states.append(QueueState(Level.WARNING, "No progress"))
         elif queue.rate_out:
             states.append(_MOVING)
         else:
@@ -237,75 +244,81 @@ def _may_progress(queue: Queue) -> bool:
     return any(part.records for part in queue.parts if part.name in ("available", "in-flight"))
 
 
-def _stops(sample: Sample, group: str) -> list[str]:
+def _find_stops(sample: ClusterSample, group: str) -> list[str]:
     numbers = sample.numbers.groups.get(group) if sample.numbers else None
-    found = set(numbers.stop_reasons if numbers else ())
-    return sorted(found | {"paused"} if group in sample.paused else found)
+    reasons = set(numbers.stop_reasons if numbers else ())
+    return sorted(reasons | {"paused"} if group in sample.paused else reasons)
 
 
-def causes(
-    sample: Sample, group: str, found: Iterable[Queue], holdings: Holdings | None = None
-) -> list[Cause]:
+def find_causes(
+    sample: ClusterSample,
+    group: str,
+    group_queues: Iterable[Queue],
+    holdings: Holdings | None = None,
+) -> list[QueueCause]:
     """Return why records of a group are not delivered, each with its remedy.
 
     Commands are in backquotes. Empty if nothing is wrong.
     """
-    every = list(found)
+    all_queues = list(group_queues)
     # Readers paste the commands into a shell, and a group may have any name.
     quoted = shlex.quote(group)
     causes = [
-        Cause(stop_reasons.sentence(why, quoted), _remedies(sample, group, why))
-        for why in _stops(sample, group)
+        QueueCause(stop_reasons.format_sentence(why, quoted), _find_remedies(sample, group, why))
+        for why in _find_stops(sample, group)
     ]
-    depth = sum(queue.depth or 0 for queue in every)
+    depth = sum(queue.depth or 0 for queue in all_queues)
     wait = "waits" if depth == 1 else "wait"
     if depth and not sample.groups[group].members:
         causes.append(
-            Cause(
-                f"The group has no consumers, and {figures.plural(depth, 'record')} {wait}. Start"
-                f" one. `shoal consume {every[0].topic} --from-beginning` shows the records of the"
-                " topic and leaves them in the queue."
+            QueueCause(
+                f"The group has no consumers, and {figures.format_plural(depth, 'record')} {wait}. "
+                "Start"
+                f" one. `shoal consume {all_queues[0].topic} --from-beginning` shows the records "
+                "of the topic and leaves them in the queue."
             )
         )
-    for queue in every:
-        causes += _causes_of_queue(sample, queue, holdings)
+    for queue in all_queues:
+        causes += _find_queue_causes(sample, queue, holdings)
     return causes
 
 
-def _causes_of_queue(sample: Sample, queue: Queue, holdings: Holdings | None) -> list[Cause]:
+def _find_queue_causes(
+    sample: ClusterSample, queue: Queue, holdings: Holdings | None
+) -> list[QueueCause]:
     group, words = queue.group, {state.words for state in queue.states}
     causes = []
     if queue.numbers is not None and delays.is_only_delayed(queue.depth, queue.numbers):
-        causes.append(Cause(f"{queue.topic}: {delays.describe(queue.numbers, sample.at_ms)}"))
+        causes.append(QueueCause(f"{queue.topic}: {delays.describe(queue.numbers, sample.at_ms)}"))
     if _KEYS_HELD.words in words and queue.numbers is not None:
-        quoted, behind = shlex.quote(group), queue.numbers.held_by_key
-        letters = shlex.quote(sample.letter_topics.get(group, "TOPIC"))
+        quoted, waiting = shlex.quote(group), queue.numbers.held_by_key
+        dead_letters = shlex.quote(sample.letter_topics.get(group, "TOPIC"))
         text = (
-            f"{figures.plural(behind, 'record')} of {queue.topic}"
-            f" {'waits' if behind == 1 else 'wait'}"
+            f"{figures.format_plural(waiting, 'record')} of {queue.topic}"
+            f" {'waits' if waiting == 1 else 'wait'}"
             f" behind dead letters of the same keys (share.ordering.key.dead.letter=hold)."
-            f" `shoal dlq redrive {letters} --group {quoted}` sends the dead letters back;"
+            f" `shoal dlq redrive {dead_letters} --group {quoted}` sends the dead letters back;"
             f" `shoal dlq skip {quoted} --key KEY` releases one key."
         )
-        causes.append(Cause(text, _held_remedies(sample, group, topic=queue.topic)))
+        causes.append(QueueCause(text, _make_held_remedies(sample, group, topic=queue.topic)))
     if "Old lock" in words and queue.numbers is not None:
-        age = figures.duration(queue.numbers.oldest_lock_age_s)
+        age = figures.format_duration(queue.numbers.oldest_lock_age_s)
         text = (
             f"A consumer has locked a record of {queue.topic} for {age}, and renews the lock."
             " If the consumer hangs, end its process. The record is then delivered to another"
             " consumer."
         )
-        causes.append(Cause(text + _holders(sample, queue, holdings)))
+        causes.append(QueueCause(text + _describe_holders(sample, queue, holdings)))
     if "No progress" in words:
         text = (
             f"No record of {queue.topic} was completed in the last minute, although consumers"
             " are connected and records can be delivered. See the consumers' logs."
         )
-        causes.append(Cause(text + _holders(sample, queue, holdings)))
+        causes.append(QueueCause(text + _describe_holders(sample, queue, holdings)))
     return causes
 
 
-def describe_skipped(sample: Sample, group: str) -> list[str]:
+def describe_skipped(sample: ClusterSample, group: str) -> list[str]:
     """Return sentences on records before the start of a group that has acquired nothing since its
     brokers loaded it. Commands are in backquotes.
 
@@ -315,34 +328,36 @@ def describe_skipped(sample: Sample, group: str) -> list[str]:
     numbers = sample.numbers.partitions if sample.numbers else {}
     positions = sample.positions.get(group, ())
     has_acquired = any(
-        found.acquired for p in positions if (found := numbers.get((group, p.where)))
+        partition_numbers.acquired
+        for p in positions
+        if (partition_numbers := numbers.get((group, p.partition)))
     )
     if has_acquired or any(p.lag for p in positions):
         return []
     skipped = skipped_records.count_before(sample.log_starts, positions)
-    return [skipped_records.say_perhaps_left_behind(group, *one) for one in skipped.items()]
+    return [skipped_records.say_perhaps_left_behind(group, *entry) for entry in skipped.items()]
 
 
-def _holders(sample: Sample, queue: Queue, holdings: Holdings | None) -> str:
+def _describe_holders(sample: ClusterSample, queue: Queue, holdings: Holdings | None) -> str:
     """Return a sentence on the consumers that hold records of a queue, the most first."""
     members = {one.member_id: one for one in sample.groups[queue.group].members}
-    held = [
+    holders = [
         (one.records, id)
         for id, one in (holdings.members if holdings else {}).items()
-        if any(where.topic == queue.topic for where in one.places())
+        if any(partition.topic == queue.topic for partition in one.get_partitions())
     ]
-    if not held:
+    if not holders:
         return ""
     words = []
-    for records, id in sorted(held, reverse=True)[:HOLDERS_MAX]:
+    for records, id in sorted(holders, reverse=True)[:HOLDERS_MAX]:
         member = members.get(id)
-        at = f" at {member.client_host.lstrip('/')}" if member else ", which has left"
-        words.append(f"{id}{at} ({figures.plural(records, 'record')})")
-    more = f" and {len(held) - HOLDERS_MAX} more" if len(held) > HOLDERS_MAX else ""
+        place = f" at {member.client_host.lstrip('/')}" if member else ", which has left"
+        words.append(f"{id}{place} ({figures.format_plural(records, 'record')})")
+    more = f" and {len(holders) - HOLDERS_MAX} more" if len(holders) > HOLDERS_MAX else ""
     return f" These consumers hold records: {', '.join(words)}{more}."
 
 
-def _remedies(sample: Sample, group: str, why: str) -> tuple[Remedy, ...]:
+def _find_remedies(sample: ClusterSample, group: str, why: str) -> tuple[Remedy, ...]:
     """Return the actions against a reason for which delivery, or letters, have stopped."""
     if why == "paused":
         return (Remedy("Resume delivery", "resume", {"group": group}),)
@@ -352,53 +367,53 @@ def _remedies(sample: Sample, group: str, why: str) -> tuple[Remedy, ...]:
         Remedy(f"Raise {name}", "limit", {"group": group, "config": name})
         for name in _LIMITS.get(why, ())
     )
-    return (_held_remedies(sample, group) if why == "held-keys" else ()) + limits
+    return (_make_held_remedies(sample, group) if why == "held-keys" else ()) + limits
 
 
-def _held_remedies(sample: Sample, group: str, topic: str = "") -> tuple[Remedy, ...]:
+def _make_held_remedies(sample: ClusterSample, group: str, topic: str = "") -> tuple[Remedy, ...]:
     """Return the actions that release keys which dead letters hold."""
     skip = {"group": group, **({"topic": topic} if topic else {})}
-    letters = sample.letter_topics.get(group)
+    dead_letters = sample.letter_topics.get(group)
     source = {"source": topic} if topic else {}
-    redrive = {"topic": letters or "", "group": group, **source}
+    redrive = {"topic": dead_letters or "", "group": group, **source}
     return (
-        *((Remedy("Send the letters back", "redrive", redrive),) if letters else ()),
+        *((Remedy("Send the letters back", "redrive", redrive),) if dead_letters else ()),
         Remedy("Skip the letters", "skip", skip),
     )
 
 
-def points(sample: Sample) -> dict[tuple[str, str], Point]:
+def make_points(sample: ClusterSample) -> dict[tuple[str, str], Point]:
     """Return the sample's point for the history of each queue."""
-    by_topic = _numbers_by_topic(sample)
-    found = {}
+    by_topic = _sum_by_topic(sample)
+    queue_points = {}
     for group in sample.groups:
         topics: dict[str, list[Position]] = {}
-        for one in sample.positions.get(group, ()):
-            topics.setdefault(one.where.topic, []).append(one)
+        for position in sample.positions.get(group, ()):
+            topics.setdefault(position.partition.topic, []).append(position)
         letters_of = sample.letter_topics.get(group)
-        letters = sample.letters.get(letters_of, _NAN) if letters_of else _NAN
+        dead_letters = sample.letters.get(letters_of, _NAN) if letters_of else _NAN
         for topic, positions in topics.items():
-            known = [p for p in positions if p.lag is not None and p.log_end_offset is not None]
-            whole = len(known) == len(positions)
-            produced = sum(p.log_end_offset or 0 for p in known) if whole else _NAN
-            depth = sum(p.lag or 0 for p in known) if known else _NAN
+            measured = [p for p in positions if p.lag is not None and p.log_end_offset is not None]
+            is_complete = len(measured) == len(positions)
+            produced = sum(p.log_end_offset or 0 for p in measured) if is_complete else _NAN
+            depth = sum(p.lag or 0 for p in measured) if measured else _NAN
             numbers = by_topic.get((group, topic), ShareNumbers())
-            in_flight = numbers.in_flight if sample.metrics is Metrics.REPORTED else _NAN
-            found[group, topic] = Point(
-                sample.at_s, depth, in_flight, produced, produced - depth, letters
+            in_flight = numbers.in_flight if sample.metrics is MetricsSource.REPORTED else _NAN
+            queue_points[group, topic] = Point(
+                sample.at_s, depth, in_flight, produced, produced - depth, dead_letters
             )
-    return found
+    return queue_points
 
 
-def _numbers_by_topic(sample: Sample) -> dict[tuple[str, str], ShareNumbers]:
-    found: dict[tuple[str, str], ShareNumbers] = {}
+def _sum_by_topic(sample: ClusterSample) -> dict[tuple[str, str], ShareNumbers]:
+    by_topic: dict[tuple[str, str], ShareNumbers] = {}
     if sample.numbers is None:
-        return found
-    for (group, where), numbers in sample.numbers.partitions.items():
-        found.setdefault((group, where.topic), ShareNumbers()).add(numbers)
-    return found
+        return by_topic
+    for (group, partition), numbers in sample.numbers.partitions.items():
+        by_topic.setdefault((group, partition.topic), ShareNumbers()).add(numbers)
+    return by_topic
 
 
-def _total(numbers: Iterable[int | None]) -> int | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) if known else None
+def _sum_known(numbers: Iterable[int | None]) -> int | None:
+    known_numbers = [number for number in numbers if number is not None]
+    return sum(known_numbers) if known_numbers else None

@@ -21,10 +21,10 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
-from shoal.client.secret import NO_SECRET, Secret
+from shoal.client.security.secret import NO_SECRET, Secret
 from shoal.console import avro, protobuf
-from shoal.console.payloads import Decoded, Undecoded
-from shoal.console.security import InvalidAccess, parse_login
+from shoal.console.login_files import InvalidAccess, parse_login
+from shoal.console.payloads import DecodedPayload, UndecodedPayload
 from shoal.security import strict_verification
 
 if TYPE_CHECKING:
@@ -53,15 +53,15 @@ class RegistrySettings(NamedTuple):
     ca: str = ""
 
 
-class _Failure(Exception):
+class _RegistryError(Exception):
     """Why there is no schema, as a sentence."""
 
 
-class _Known(NamedTuple):
+class _SchemaEntry(NamedTuple):
     """A schema, or why there is none until a time."""
 
     kind: str = ""
-    schema: avro.Schema | protobuf.Schema | None = None
+    schema: avro.AvroSchema | protobuf.ProtobufSchema | None = None
     why: str = ""
     until_s: float = float("inf")
 
@@ -83,8 +83,8 @@ class Registry:
     def __init__(self, settings: RegistrySettings) -> None:
         self._settings = settings
         self._http: aiohttp.ClientSession | None = None
-        self._known: OrderedDict[int, _Known] = OrderedDict()
-        self._reading: dict[int, asyncio.Task[_Known]] = {}
+        self._schemas: OrderedDict[int, _SchemaEntry] = OrderedDict()
+        self._reading: dict[int, asyncio.Task[_SchemaEntry]] = {}
         self._pause_until_s = 0.0
 
     async def close(self) -> None:
@@ -92,115 +92,119 @@ class Registry:
         if self._http is not None:
             await self._http.close()
 
-    async def decoded(self, record: Record) -> Record:
+    async def decode_record(self, record: Record) -> Record:
         """Return a record whose key and value are decoded as far as they can be."""
         return record._replace(
-            key=await self.decoded_payload(record.key),
-            value=await self.decoded_payload(record.value),
+            key=await self.decode_payload(record.key),
+            value=await self.decode_payload(record.value),
         )
 
-    async def decoded_payload(self, payload: bytes | None) -> bytes | None:
+    async def decode_payload(self, payload: bytes | None) -> bytes | None:
         """Return a payload as JSON, or the payload if it is not in the wire format."""
         if payload is None or len(payload) <= HEADER_SIZE or payload[0] != 0:
             return payload
         id = int.from_bytes(payload[1:HEADER_SIZE], "big")
         if len(payload) > DECODED_BYTES_MAX:
             size = f"{DECODED_BYTES_MAX >> 10} KiB"
-            return Undecoded(payload, f"Payloads of more than {size} are not decoded.")
-        known = await self._schema(id)
-        if known.why:
-            return Undecoded(payload, known.why)
+            return UndecodedPayload(payload, f"Payloads of more than {size} are not decoded.")
+        entry = await self._get_schema(id)
+        if entry.why:
+            return UndecodedPayload(payload, entry.why)
         data = payload[HEADER_SIZE:]
-        if known.schema is None:
-            return Decoded(data, raw=payload, what=f"JSON with schema {id}")
+        if entry.schema is None:
+            return DecodedPayload(data, raw=payload, what=f"JSON with schema {id}")
         try:
-            text = known.schema.json(data)
-        except (avro.Malformed, protobuf.Malformed) as error:
-            return Undecoded(payload, f"It is not {_WORDS[known.kind]} of schema {id}: {error}.")
-        what = f"{_WORDS[known.kind]}, schema {id}"
-        return Decoded(text.encode(errors="replace"), raw=payload, what=what)
+            text = entry.schema.to_json(data)
+        except (avro.MalformedData, protobuf.MalformedMessage) as error:
+            return UndecodedPayload(
+                payload, f"It is not {_WORDS[entry.kind]} of schema {id}: {error}."
+            )
+        description = f"{_WORDS[entry.kind]}, schema {id}"
+        return DecodedPayload(text.encode(errors="replace"), raw=payload, what=description)
 
-    async def _schema(self, id: int) -> _Known:
+    async def _get_schema(self, id: int) -> _SchemaEntry:
         """Return a schema, from memory if it was read before. Callers share a request."""
-        known = self._known.get(id)
+        entry = self._schemas.get(id)
         now_s = time.monotonic()
-        if known is not None and now_s < known.until_s:
-            return known
+        if entry is not None and now_s < entry.until_s:
+            return entry
         if now_s < self._pause_until_s:
-            return _Known(why=f"The schema registry at {self._settings.url} does not answer.")
+            return _SchemaEntry(why=f"The schema registry at {self._settings.url} does not answer.")
         if id not in self._reading:
-            self._reading[id] = asyncio.create_task(self._read(id), name=f"schema {id}")
+            self._reading[id] = asyncio.create_task(self._read_schema(id), name=f"schema {id}")
             self._reading[id].add_done_callback(lambda _: self._reading.pop(id, None))
         return await asyncio.shield(self._reading[id])
 
-    async def _read(self, id: int) -> _Known:
+    async def _read_schema(self, id: int) -> _SchemaEntry:
         try:
-            found = await self._answer(f"/schemas/ids/{id}")
-            known = await self._compiled(id, found)
-        except _Failure as error:
-            known = _Known(why=str(error), until_s=time.monotonic() + MISSING_S)
+            document = await self._request_json(f"/schemas/ids/{id}")
+            entry = await self._compile(id, document)
+        except _RegistryError as error:
+            entry = _SchemaEntry(why=str(error), until_s=time.monotonic() + MISSING_S)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = f"{error or 'no answer in time'}{strict_verification.remedy(error)}"
+            reason = f"{error or 'no answer in time'}{strict_verification.find_remedy(error)}"
             log.warning("schema registry %s: %s", self._settings.url, reason)
             self._pause_until_s = time.monotonic() + PAUSE_S
-            return _Known(why=f"The schema registry at {self._settings.url} does not answer.")
-        self._known[id] = known
-        if len(self._known) > SCHEMAS_MAX:
-            self._known.popitem(last=False)
-        return known
+            return _SchemaEntry(why=f"The schema registry at {self._settings.url} does not answer.")
+        self._schemas[id] = entry
+        if len(self._schemas) > SCHEMAS_MAX:
+            self._schemas.popitem(last=False)
+        return entry
 
-    async def _compiled(self, id: int, found: dict[str, Any]) -> _Known:
-        kind = str(found.get("schemaType") or AVRO)
+    async def _compile(self, id: int, document: dict[str, Any]) -> _SchemaEntry:
+        kind = str(document.get("schemaType") or AVRO)
         if kind == JSON:
-            return _Known(kind)
+            return _SchemaEntry(kind)
         if kind not in _WORDS:
-            raise _Failure(f"Schema {id} is {kind[:20]!r}, which the console does not decode.")
+            raise _RegistryError(
+                f"Schema {id} is {kind[:20]!r}, which the console does not decode."
+            )
         references: dict[tuple[str, str], str] = {}
-        await self._refer(found.get("references"), references)
+        await self._read_references(document.get("references"), references)
         try:
-            read = avro.Schema if kind == AVRO else protobuf.Schema
-            return _Known(kind, read(str(found.get("schema")), references.values()))
-        except (avro.InvalidSchema, protobuf.InvalidSchema) as error:
-            raise _Failure(f"Schema {id} cannot be used: {error}.") from None
+            read = avro.AvroSchema if kind == AVRO else protobuf.ProtobufSchema
+            return _SchemaEntry(kind, read(str(document.get("schema")), references.values()))
+        except (avro.InvalidAvroSchema, protobuf.InvalidProtobufSchema) as error:
+            raise _RegistryError(f"Schema {id} cannot be used: {error}.") from None
 
-    async def _refer(self, given: Any, found: dict[tuple[str, str], str]) -> None:
+    async def _read_references(self, references: Any, schemas: dict[tuple[str, str], str]) -> None:
         """Read the schemas that a schema refers to; those that others use come first."""
-        for one in given if isinstance(given, list) else []:
-            name = (str(one.get("subject")), str(one.get("version")))
-            if name in found:
+        for reference in references if isinstance(references, list) else []:
+            name = (str(reference.get("subject")), str(reference.get("version")))
+            if name in schemas:
                 continue
-            if len(found) >= REFERENCES_MAX:
-                raise _Failure(f"The schema refers to more than {REFERENCES_MAX} others.")
+            if len(schemas) >= REFERENCES_MAX:
+                raise _RegistryError(f"The schema refers to more than {REFERENCES_MAX} others.")
             subject, version = (quote(part, safe="") for part in name)
-            answer = await self._answer(f"/subjects/{subject}/versions/{version}")
-            await self._refer(answer.get("references"), found)
-            found[name] = str(answer.get("schema"))
+            answer = await self._request_json(f"/subjects/{subject}/versions/{version}")
+            await self._read_references(answer.get("references"), schemas)
+            schemas[name] = str(answer.get("schema"))
 
-    async def _answer(self, path: str) -> dict[str, Any]:
-        """Return the JSON object of an answer. Raises `_Failure` and aiohttp's errors."""
+    async def _request_json(self, path: str) -> dict[str, Any]:
+        """Return the JSON object of an answer. Raises `_RegistryError` and aiohttp's errors."""
         if self._http is None:
-            self._http = self._session()
+            self._http = self._open_session()
         body = b""
         url = self._settings.url + path
         async with self._http.get(url, allow_redirects=False) as answer:
             async for piece in answer.content.iter_chunked(1 << 16):
                 body += piece
                 if len(body) > ANSWER_BYTES_MAX:
-                    raise _Failure(f"The answer of {url} is too large.")
+                    raise _RegistryError(f"The answer of {url} is too large.")
         if answer.status >= 500:
             raise aiohttp.ClientError(f"{url} answers {answer.status}")
         try:
-            found = json.loads(body)
+            document = json.loads(body)
         except (ValueError, RecursionError):
-            found = None
-        if answer.status != 200 or not isinstance(found, dict):
-            raise _Failure(
+            document = None
+        if answer.status != 200 or not isinstance(document, dict):
+            raise _RegistryError(
                 f"The schema registry answers {answer.status} to {path}."
                 + (" The schema is missing there." if answer.status == 404 else "")
             )
-        return found
+        return document
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         settings, headers = self._settings, {"Accept": "application/json"}
         context = ssl.create_default_context()
         if settings.ca:

@@ -13,13 +13,13 @@ from urllib.parse import urlencode
 import jinja2
 from markupsafe import Markup, escape
 
-from shoal.client.configs import ConfigSource
-from shoal.console import figures, payloads, reading
+from shoal.client.admin.configs import ConfigSource
+from shoal.console import figures, payloads, read_budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.client.configs import ConfigEntry
+    from shoal.client.admin.configs import ConfigEntry
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -34,21 +34,21 @@ _SOURCES: dict[int, str] = {
 _CODE = re.compile(r"`([^`]+)`")
 
 
-def link(page: str, /, **fields: object) -> str:
+def make_link(page: str, /, **fields: object) -> str:
     """Return the URL of a page; fields without a value are left out."""
-    given = {name: str(value) for name, value in fields.items() if value not in (None, "")}
-    return f"/{page}?{urlencode(given)}" if given else f"/{page}"
+    values = {name: str(value) for name, value in fields.items() if value not in (None, "")}
+    return f"/{page}?{urlencode(values)}" if values else f"/{page}"
 
 
-def prose(text: str) -> Markup:
+def render_prose(text: str) -> Markup:
     """Escape a sentence, and show what is in backquotes as code."""
     out = []
-    for at, piece in enumerate(_CODE.split(payloads.visible(text))):
-        out.append(Markup("<code>{}</code>").format(piece) if at % 2 else escape(piece))
+    for index, piece in enumerate(_CODE.split(payloads.make_visible(text))):
+        out.append(Markup("<code>{}</code>").format(piece) if index % 2 else escape(piece))
     return Markup().join(out)
 
 
-def default_of(entry: ConfigEntry) -> str:
+def get_default(entry: ConfigEntry) -> str:
     """Return the built-in default of a config that was set; a dash if the broker reports none.
 
     A default that has another name, and perhaps another unit, is `NAME=VALUE`.
@@ -60,58 +60,58 @@ def default_of(entry: ConfigEntry) -> str:
     return figures.UNKNOWN
 
 
-def source_of(source: int) -> str:
+def describe_source(source: int) -> str:
     """Return where a config's value was set, in words."""
     return _SOURCES.get(source, "elsewhere")
 
 
 @cache
-def asset(name: str) -> str:
+def get_asset_url(name: str) -> str:
     """Return the URL of a file in `static`. It changes with the content, so caches keep it."""
     digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
     return f"/static/{name}?v={digest}"
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    found = jinja2.Environment(
+def _make_environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
-        "count": figures.count,
-        "rate": figures.rate,
-        "size": figures.size,
-        "duration": figures.duration,
-        "instant": figures.instant,
-        "plural": figures.plural,
+    environment.filters |= {
+        "count": figures.format_count,
+        "rate": figures.format_rate,
+        "size": figures.format_size,
+        "duration": figures.format_duration,
+        "instant": figures.format_instant,
+        "plural": figures.format_plural,
         "preview": payloads.preview,
-        "visible": lambda text: payloads.visible(str(text), lines=False),
-        "prose": prose,
+        "visible": lambda text: payloads.make_visible(str(text), lines=False),
+        "prose": render_prose,
         # A name in a command that readers paste into a shell.
-        "shell": lambda text: payloads.visible(shlex.quote(text), lines=False),
+        "shell": lambda text: payloads.make_visible(shlex.quote(text), lines=False),
     }
-    found.globals |= {
-        "link": link,
-        "asset": asset,
-        "default_of": default_of,
-        "source_of": source_of,
+    environment.globals |= {
+        "link": make_link,
+        "asset": get_asset_url,
+        "default_of": get_default,
+        "source_of": describe_source,
         "UNKNOWN": figures.UNKNOWN,
-        "BATCH_BYTES_MAX": reading.BATCH_BYTES_MAX,
-        "EXPANDED_BYTES_MAX": reading.EXPANDED_BYTES_MAX,
+        "BATCH_BYTES_MAX": read_budget.BATCH_BYTES_MAX,
+        "EXPANDED_BYTES_MAX": read_budget.EXPANDED_BYTES_MAX,
     }
-    return found
+    return environment
 
 
 def compile_templates() -> None:
     """Compile all templates, so that the first page is not slower than others."""
-    for name in _environment().list_templates():
-        _environment().get_template(name)
+    for name in _make_environment().list_templates():
+        _make_environment().get_template(name)
 
 
 def render(template: str, context: Mapping[str, object]) -> str:
     """Return a template's text. `context` has its variables; an unknown one is an error."""
-    return _environment().get_template(template).render(context)
+    return _make_environment().get_template(template).render(context)

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.client.admin import ClusterDescription, LogDir
-    from shoal.client.cluster import Topic, TopicPartition
-    from shoal.client.cluster_health import Health
-    from shoal.client.groups import Group, GroupListing
-    from shoal.client.lag import Position
-    from shoal.client.scrape import Numbers
+    from shoal.client.admin.admin import ClusterDescription, LogDir
+    from shoal.client.admin.groups import Group, GroupListing
+    from shoal.client.net.cluster import TopicPartition
+    from shoal.client.net.metadata import Topic
+    from shoal.client.queues.lag import Position
+    from shoal.monitoring.cluster_health import ClusterHealth
+    from shoal.monitoring.scrape import ShareGroupMetrics
 
 
-class Metrics(Enum):
+class MetricsSource(Enum):
     """Where the numbers come from that Kafka's protocol does not have."""
 
     REPORTED = "reported"
@@ -28,7 +29,7 @@ class Metrics(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ClusterSample:
     """The cluster at one time.
 
     `at_ms` is the wall clock, `at_s` a monotonic clock. `topics` has internal topics too. `groups`
@@ -43,13 +44,13 @@ class Sample:
     at_ms: int
     at_s: float
     cluster: ClusterDescription
-    health: Health
+    health: ClusterHealth
     topics: Mapping[str, Topic]
     listed: Mapping[str, GroupListing]
     groups: Mapping[str, Group]
     positions: Mapping[str, list[Position]]
-    numbers: Numbers | None
-    metrics: Metrics
+    numbers: ShareGroupMetrics | None
+    metrics: MetricsSource
     paused: frozenset[str]
     letter_topics: Mapping[str, str]
     letters: Mapping[str, int]

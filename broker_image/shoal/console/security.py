@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shoal.client.secret import Secret
 from shoal.console.attempts import Attempts
+from shoal.console.login_files import InvalidAccess
 from shoal.console.masks import NO_MASKS, Masks
 from shoal.protocol.errors import ErrorCode
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
+    from shoal.client.security.secret import Secret
     from shoal.console.kubernetes import KubernetesSettings
     from shoal.console.prometheus import PrometheusSettings
     from shoal.console.registries import RegistrySettings
@@ -69,7 +70,7 @@ class Bearer:
 BEARER = web.RequestKey("bearer", Bearer)
 
 
-class Ending(ABC):
+class ExpiringLogin(ABC):
     """A login that ends: a page that is open then gets no more updates."""
 
     @property
@@ -83,16 +84,12 @@ class Ending(ABC):
 
 
 #: The login of a request, if it ends.
-LOGIN = web.RequestKey("login", Ending)
+LOGIN = web.RequestKey("login", ExpiringLogin)
 #: Seconds until the answer to a wrong password.
 REFUSAL_DELAY_S = 0.5
 
 
-class InvalidAccess(ValueError):
-    """The console may not listen like this, or its users cannot be read."""
-
-
-class Login(Protocol):
+class ConsoleLogin(Protocol):
     """A way to log in without a password of the console's own."""
 
     @property
@@ -113,7 +110,7 @@ TOKEN, DELEGATION = "token", "delegation"
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ConsoleAccess:
     """Where the console listens and who may use it. `users` maps names to hashed passwords, `login`
     is another way to log in; without both everyone may. `url` is the address that browsers use.
     `allow_actions` lets users change the cluster. `masks` limits what they
@@ -125,7 +122,7 @@ class Access:
     users: Mapping[str, bytes] = field(default_factory=dict)
     allow_actions: bool = False
     masks: Masks = NO_MASKS
-    login: Login | None = None
+    login: ConsoleLogin | None = None
     url: str = ""
     registry: RegistrySettings | None = None
     kubernetes: KubernetesSettings | None = None
@@ -190,15 +187,6 @@ def parse_users(text: str, name: str) -> dict[str, bytes]:
     return users
 
 
-def parse_login(text: str, option: str) -> tuple[str, Secret]:
-    """Return the user and the password of USER:PASSWORD, both empty for an empty text. `option`
-    named the file with it. Raises `InvalidAccess` without the password."""
-    user, colon, password = text.strip().partition(":")
-    if text and not (user and colon and password):
-        raise InvalidAccess(f"the file of {option} must have a line USER:PASSWORD")
-    return user, Secret(password)
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this host reaches an address."""
     if host == "localhost":
@@ -213,18 +201,19 @@ def _hash(password: str) -> bytes:
     return hashlib.sha256(password.encode()).digest()
 
 
-def guard(access: Access) -> Middleware:
+def guard(access: ConsoleAccess) -> Middleware:
     """Return the middleware that refuses foreign host names and users without a login."""
     attempts = Attempts()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         # A page of another site, whose name its DNS server maps to 127.0.0.1, has that site's name.
-        name = urlsplit(f"//{request.host}").hostname or ""
+        name = _find_host_name(request.host)
         is_own = is_loopback(name) or request.host in access.hosts
         if is_loopback(access.host) and not is_own:
+            name = name[:100] or "this name"
             raise web.HTTPMisdirectedRequest(
-                text=f"The console listens on {access.host} only, not as {name[:100]}."
+                text=f"The console listens on {access.host} only, not as {name}."
             )
         if access.login is not None:
             begun = await access.login.admit(request)
@@ -232,7 +221,7 @@ def guard(access: Access) -> Middleware:
         tries = bool(access.users) and "Authorization" in request.headers
         if tries:
             attempts.check(request.remote)
-        user = _login(access.users, request.headers.get("Authorization", ""))
+        user = _authenticate(access.users, request.headers.get("Authorization", ""))
         if access.users and user is None:
             if tries:
                 log.warning("login from %s failed", request.remote)
@@ -248,7 +237,15 @@ def guard(access: Access) -> Middleware:
     return check
 
 
-def _login(users: Mapping[str, bytes], header: str) -> str | None:
+def _find_host_name(host: str) -> str:
+    """Return the name in a Host header, empty for a text that is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _authenticate(users: Mapping[str, bytes], header: str) -> str | None:
     """Return the user who logs in by a header of basic authentication, or None."""
     scheme, _, text = header.partition(" ")
     try:

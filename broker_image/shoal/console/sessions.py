@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import secrets
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -38,24 +37,26 @@ class Sessions:
         self._is_encrypted = is_encrypted
         self._hosts = hosts
 
-    def token(self, request: web.Request) -> str:
+    def make_token(self, request: web.Request) -> str:
         """Return the token for a form in the answer to this request."""
-        return self._token(self.session(request), request.get(USER, ""))
+        return self._sign(self.get_session(request), request.get(USER, ""))
 
-    def session(self, request: web.Request) -> str:
+    def get_session(self, request: web.Request) -> str:
         """Return the request's session. The answer to a request without one sets its cookie."""
         if _SESSION not in request:
-            found = request.cookies.get(COOKIE, "")
-            request[_IS_NEW] = len(found) != _SESSION_CHARS or not found.isascii()
-            request[_SESSION] = secrets.token_urlsafe(32) if request[_IS_NEW] else found
+            cookie = request.cookies.get(COOKIE, "")
+            request[_IS_NEW] = len(cookie) != _SESSION_CHARS or not cookie.isascii()
+            request[_SESSION] = secrets.token_urlsafe(32) if request[_IS_NEW] else cookie
         return request[_SESSION]
 
     def check(self, request: web.Request, form: Mapping[str, object]) -> None:
         """Raise HTTP 403 unless a form of this console, in this session, sent the request."""
         self.check_origin(request)
-        given = form.get(TOKEN_FIELD)
-        expected = self.token(request)
-        if not isinstance(given, str) or not hmac.compare_digest(given.encode(), expected.encode()):
+        form_token = form.get(TOKEN_FIELD)
+        expected = self.make_token(request)
+        if not isinstance(form_token, str) or not hmac.compare_digest(
+            form_token.encode(), expected.encode()
+        ):
             raise web.HTTPForbidden(
                 text="The form is out of date: the console has started again, or the browser has"
                 " a new session. Nothing was changed. Open the form again."
@@ -65,7 +66,7 @@ class Sessions:
         """Raise HTTP 403 if a page of another site sent the request."""
         origin = request.headers.get("Origin")
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
-        is_other = origin is not None and urlsplit(origin).netloc not in (
+        is_other = origin is not None and origin.partition("://")[2] not in (
             request.host,
             *self._hosts,
         )
@@ -76,7 +77,7 @@ class Sessions:
                 " --url must name the address that browsers use."
             )
 
-    def _token(self, session: str, user: str) -> str:
+    def _sign(self, session: str, user: str) -> str:
         text = f"{session}\n{user}".encode()
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 

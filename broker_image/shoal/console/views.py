@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,23 +14,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RecordView:
     """The masks and the schema registry of one console."""
 
     masks: Masks = NO_MASKS
     registry: Registry | None = None
 
-    async def shown(self, topic: str, record: Record) -> Record:
-        """Return a record with what may be shown of it."""
+    async def prepare_record(self, topic: str, record: Record) -> Record:
+        """Return a record with what may be shown of it. Decoding and masking one may take long, so
+        others have a turn before."""
+        await asyncio.sleep(0)
         if self.registry is not None:
-            record = await self.registry.decoded(record)
-        return self.masks.shown(topic, record)
+            record = await self.registry.decode_record(record)
+        return self.masks.mask_record(topic, record)
 
-    async def key(self, topic: str, key: bytes | None) -> bytes | None:
+    async def prepare_key(self, topic: str, key: bytes | None) -> bytes | None:
         """Return what may be shown of a key in a topic."""
         if self.registry is not None:
-            key = await self.registry.decoded_payload(key)
-        return self.masks.key(topic, key)
+            key = await self.registry.decode_payload(key)
+        return self.masks.mask_key(topic, key)
 
 
-PLAIN = View()
+PLAIN = RecordView()

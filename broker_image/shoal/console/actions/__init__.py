@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.console.actions.cancel import Cancel
 from shoal.console.actions.dead_letter_topic import RepairDeadLetterTopic
-from shoal.console.actions.dead_letters import EditLetter, Purge, RedriveLetters
+from shoal.console.actions.dead_letters import EditDeadLetter, PurgeDeadLetters, RedriveDeadLetters
 from shoal.console.actions.delivery import Pause, Resume, SetLimit, Skip
 from shoal.console.actions.offsets import ResetOffsets
 from shoal.console.actions.records import ProduceRecord
+from shoal.console.actions.tenants import PauseTenant, ResumeTenant
 
 if TYPE_CHECKING:
     from shoal.console.actions.contract import Action
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
 _ALL: tuple[Action, ...] = (
     Pause(),
     Resume(),
+    PauseTenant(),
+    ResumeTenant(),
     Skip(),
+    Cancel(),
     SetLimit(),
     RepairDeadLetterTopic(),
-    RedriveLetters(),
-    EditLetter(),
-    Purge(),
+    RedriveDeadLetters(),
+    EditDeadLetter(),
+    PurgeDeadLetters(),
     ResetOffsets(),
     ProduceRecord(),
 )

@@ -1,8 +1,9 @@
 """What an action is: a form, a plan that says what will happen, and a run after confirmation.
 
 `plan` reads the cluster and changes nothing. `Plan.run` changes it. Between the two a person reads
-the plan. `Plan.seen` is what the plan depends on: if it is different when the person confirms, the
-new plan is shown instead, so that of two people who act at once the second one decides again.
+the plan. `Plan.observed_state` is what the plan depends on: if it is different when the person
+confirms, the new plan is shown instead, so that of two people who act at once the second one
+decides again.
 """
 
 from __future__ import annotations
@@ -10,60 +11,62 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.console.views import PLAIN, View
+from shoal.console.views import PLAIN, RecordView
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from shoal.client.client import Client
-    from shoal.console.runs import Run
-    from shoal.console.sample import Sample
+    from shoal.console.actions.run import ActionRun
+    from shoal.console.sample import ClusterSample
 
 
-class Mistake(ValueError):
+class ActionError(ValueError):
     """Why an action cannot be planned: a sentence that names the field or the state, and the
     remedy."""
 
 
-class Given:
+class FormData:
     """The fields of a form or of an address. A field may have several values."""
 
     def __init__(self, values: Mapping[str, Sequence[str]]) -> None:
-        self.values = {name: list(some) for name, some in values.items()}
+        self.values = {name: list(field_values) for name, field_values in values.items()}
 
-    def one(self, name: str, default: str = "") -> str:
+    def get(self, name: str, default: str = "") -> str:
         """Return a field's value, or the default if the field is missing."""
-        some = self.values.get(name)
-        return some[0] if some else default
+        field_values = self.values.get(name)
+        return field_values[0] if field_values else default
 
-    def with_fields(self, fields: Mapping[str, Sequence[str]]) -> Given:
-        return Given({**self.values, **fields})
+    def with_fields(self, fields: Mapping[str, Sequence[str]]) -> FormData:
+        return FormData({**self.values, **fields})
 
-    def all(self, name: str) -> list[str]:
+    def get_all(self, name: str) -> list[str]:
         return [value for value in self.values.get(name, ()) if value]
 
-    def required(self, name: str, label: str) -> str:
-        """Return a field's value. Raises `Mistake`."""
-        value = self.one(name)
+    def require(self, name: str, label: str) -> str:
+        """Return a field's value. Raises `ActionError`."""
+        value = self.get(name)
         if not value:
-            raise Mistake(f"{label} is missing.")
+            raise ActionError(f"{label} is missing.")
         return value
 
-    def number(self, name: str, label: str, *, least: int = 0, most: int = 2**63 - 1) -> int:
-        """Return a field's number. Raises `Mistake`."""
-        text = self.one(name).strip()
+    def get_number(self, name: str, label: str, *, least: int = 0, most: int = 2**63 - 1) -> int:
+        """Return a field's number. Raises `ActionError`."""
+        text = self.get(name).strip()
         digits = text.removeprefix("-")
         if not digits.isdecimal() or len(digits) > 19 or not least <= int(text) <= most:
-            raise Mistake(f"{label} must be a number from {least:,} to {most:,}, not {text!r:.60}.")
+            raise ActionError(
+                f"{label} must be a number from {least:,} to {most:,}, not {text!r:.60}."
+            )
         return int(text)
 
     def is_set(self, name: str) -> bool:
         """Whether a checkbox is checked."""
-        return self.one(name) == "1"
+        return self.get(name) == "1"
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FormField:
     """An input of a form. `kind` is hidden, text, number, area, check or select."""
 
     name: str
@@ -75,12 +78,16 @@ class Field:
     is_required: bool = False
 
 
-def hidden(given: Given, *names: str) -> list[Field]:
+def make_hidden_fields(form: FormData, *names: str) -> list[FormField]:
     """Return hidden fields for what the form is about."""
-    return [Field(name, kind="hidden", value=value) for name in names for value in given.all(name)]
+    return [
+        FormField(name, kind="hidden", value=value)
+        for name in names
+        for value in form.get_all(name)
+    ]
 
 
-class Result(NamedTuple):
+class ActionResult(NamedTuple):
     """What an action did, as a sentence. It has no payload and no key of a record."""
 
     text: str
@@ -97,7 +104,7 @@ class Table(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ActionPlan:
     """What will happen, in sentences with numbers.
 
     `target` names the resources, for the audit line. `back` is the path and the text of the link to
@@ -110,23 +117,23 @@ class Plan:
     button: str
     target: Mapping[str, str]
     back: tuple[str, str]
-    seen: object
-    run: Callable[[Client, Run], Awaitable[Result]]
+    observed_state: object
+    run: Callable[[Client, ActionRun], Awaitable[ActionResult]]
     table: Table | None = None
     typed: str = ""
     warnings: tuple[str, ...] = ()
     fixed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-class Scene(NamedTuple):
+class ActionContext(NamedTuple):
     """What an action reads: the cluster, with the rights of the person, and the last sample.
 
     `view` limits what its form and its plan show of records.
     """
 
     client: Client
-    sample: Sample | None
-    view: View = PLAIN
+    sample: ClusterSample | None
+    view: RecordView = PLAIN
 
 
 class Action(Protocol):
@@ -135,10 +142,10 @@ class Action(Protocol):
     name: str
     title: str
 
-    async def form(self, scene: Scene, given: Given, /) -> list[Field]:
-        """Return the inputs; all hidden if there is nothing to choose. Raises `Mistake`."""
+    async def build_fields(self, context: ActionContext, form: FormData, /) -> list[FormField]:
+        """Return the inputs; all hidden if there is nothing to choose. Raises `ActionError`."""
         ...
 
-    async def plan(self, scene: Scene, given: Given, /) -> Plan:
-        """Return what will happen. Raises `Mistake` and `ClientError`."""
+    async def plan(self, context: ActionContext, form: FormData, /) -> ActionPlan:
+        """Return what will happen. Raises `ActionError` and `ClientError`."""
         ...

@@ -6,32 +6,33 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shoal.client import dead_letter_topics
-from shoal.client.cluster import TopicPartition
-from shoal.client.dead_letters import REASONS, DeadLetter, DeadLetterFilter
 from shoal.client.errors import expect
-from shoal.client.redrive import Edit, Redrive, Redriven
-from shoal.client.redrive import Plan as RedrivePlan
-from shoal.console import letters
+from shoal.client.net.cluster import TopicPartition
+from shoal.console import dead_letters
 from shoal.console.actions.contract import (
-    Field,
-    Given,
-    Mistake,
-    Plan,
-    Result,
-    Scene,
+    ActionContext,
+    ActionError,
+    ActionPlan,
+    ActionResult,
+    FormData,
+    FormField,
     Table,
-    hidden,
+    make_hidden_fields,
 )
-from shoal.console.actions.records import FORMATS, HEX, NULL, TEXT, size, typed
-from shoal.console.figures import plural
-from shoal.console.payloads import Masked
-from shoal.console.render import link
+from shoal.console.actions.records import FORMATS, HEX, NULL, TEXT, format_size, parse_payload
+from shoal.console.figures import format_plural
+from shoal.console.payloads import MaskedPayload
+from shoal.console.render import make_link
+from shoal.dead_letters import dead_letter_topics
+from shoal.dead_letters.records import REASONS, DeadLetter, DeadLetterFilter
+from shoal.dead_letters.redrive import RecordEdit, Redrive, RedriveResult
+from shoal.dead_letters.redrive import RedrivePlan as RedrivePlan
+from shoal.dead_letters.redrive_ledger import count_redriven
 from shoal.record.offset_set import OffsetSet
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
-    from shoal.console.runs import Run
+    from shoal.console.actions.run import ActionRun
 
 #: Letters per second, unless the person chooses another rate.
 RATE, RATE_MAX = 100, 10_000
@@ -41,7 +42,7 @@ COUNT_S = 30.0
 EDITED_BYTES_MAX = 256 << 10
 #: The value of `only` if the person wants chosen letters.
 CHOSEN = "chosen"
-_RATE = Field(
+_RATE = FormField(
     "rate",
     "Letters per second, at most",
     "number",
@@ -49,165 +50,181 @@ _RATE = Field(
     "A low rate protects consumers that have just recovered.",
     is_required=True,
 )
-_AGAIN = Field("again", "Also letters that were sent back before", "check")
+_AGAIN = FormField("again", "Also letters that were sent back before", "check")
 
 
-def _topic(given: Given) -> str:
-    return given.required("topic", "The dead-letter topic")
+def _require_topic(form: FormData) -> str:
+    return form.require("topic", "The dead-letter topic")
 
 
-def _back_to(topic: str) -> tuple[str, str]:
-    return link("letters", topic=topic), f"Dead letters in {topic}"
+def _make_back_link(topic: str) -> tuple[str, str]:
+    return make_link("letters", topic=topic), f"Dead letters in {topic}"
 
 
-class RedriveLetters:
+class RedriveDeadLetters:
     """Send letters back to their topics: chosen ones, those of a filter, or all."""
 
     name, title = "redrive", "Send dead letters back"
 
-    async def form(self, _scene: Scene, given: Given) -> list[Field]:
-        _topic(given)
-        if not _chosen(given) and given.one("only") == CHOSEN:
-            raise Mistake("No letter is chosen. Check the boxes of the letters to send back.")
-        rate = given.one("rate", str(RATE))
+    async def build_fields(self, _scene: ActionContext, form: FormData) -> list[FormField]:
+        _require_topic(form)
+        if not _parse_chosen(form) and form.get("only") == CHOSEN:
+            raise ActionError("No letter is chosen. Check the boxes of the letters to send back.")
+        rate = form.get("rate", str(RATE))
         return [
-            *hidden(given, "topic", "letter", "only", "reason", "group", "source", "same"),
+            *make_hidden_fields(
+                form, "topic", "letter", "only", "reason", "exception", "group", "source", "same"
+            ),
             replace(_RATE, value=rate),
-            replace(_AGAIN, value=given.one("again")),
-            Field(
+            replace(_AGAIN, value=form.get("again")),
+            FormField(
                 "note",
                 "Note",
-                value=given.one("note"),
+                value=form.get("note"),
                 help="Each record gets it as the header __dlq.redrive.note.",
             ),
         ]
 
-    async def plan(self, scene: Scene, given: Given) -> Plan:
-        topic = _topic(given)
-        rate = given.number("rate", "The rate", least=1, most=RATE_MAX)
-        ends = _ends(topic, given)
+    async def plan(self, context: ActionContext, form: FormData) -> ActionPlan:
+        topic = _require_topic(form)
+        rate = form.get_number("rate", "The rate", least=1, most=RATE_MAX)
+        ends = _parse_ends(topic, form)
         if not ends:
-            limits = await dead_letter_topics.bounds(scene.client.admin, topic)
-            ends = {where: end for where, (_, end) in limits.items()}
-        wanted = RedrivePlan(
+            limits = await dead_letter_topics.find_bounds(context.client.admin, topic)
+            ends = {partition: end for partition, (_, end) in limits.items()}
+        base_plan = RedrivePlan(
             topic,
-            filter=await _filter(scene, topic, given),
+            filter=await _make_filter(context, topic, form),
             rate=float(rate),
-            note=given.one("note").strip(),
-            again=given.is_set("again"),
+            note=form.get("note").strip(),
+            again=form.is_set("again"),
             ends=ends,
         )
         plans = [
-            replace(wanted, filter=replace(wanted.filter, partitions=[index], offsets=offsets))
-            for index, offsets in sorted(_chosen(given).items())
-        ] or [wanted]
-        found = await _counted(scene.client, plans)
-        plan = _redrive_plan(topic, plans, found, rate, _selection(given))
-        fixed = [f"{where.partition}@{end}" for where, end in sorted(ends.items())]
+            replace(
+                base_plan, filter=replace(base_plan.filter, partitions=[index], offsets=offsets)
+            )
+            for index, offsets in sorted(_parse_chosen(form).items())
+        ] or [base_plan]
+        results = await _count_dead_letters(context.client, plans)
+        plan = _make_redrive_plan(topic, plans, results, rate, _describe_selection(form))
+        fixed = [f"{partition.partition}@{end}" for partition, end in sorted(ends.items())]
         return replace(plan, fixed={"end": fixed})
 
 
-async def _filter(scene: Scene, topic: str, given: Given) -> DeadLetterFilter:
-    """Return the filter of a form. Raises `Mistake`."""
-    for reason in given.all("reason"):
+async def _make_filter(context: ActionContext, topic: str, form: FormData) -> DeadLetterFilter:
+    """Return the filter of a form. Raises `ActionError`."""
+    for reason in form.get_all("reason"):
         if reason not in REASONS:
-            raise Mistake(f"The reason must be one of {', '.join(REASONS)}, not {reason!r:.60}.")
+            raise ActionError(
+                f"The reason must be one of {', '.join(REASONS)}, not {reason!r:.60}."
+            )
     keys = []
-    for place in given.all("same"):
+    for place in form.get_all("same"):
         try:
-            keys.append(await letters.same_key(scene.client, scene.view, topic, place))
+            keys.append(
+                await dead_letters.find_same_key(context.client, context.view, topic, place)
+            )
         except ValueError as error:
-            raise Mistake(str(error)) from None
+            raise ActionError(str(error)) from None
     return DeadLetterFilter(
         keys=keys,
-        reasons=given.all("reason"),
-        groups=given.all("group"),
-        source_topics=given.all("source"),
+        reasons=form.get_all("reason"),
+        exceptions=form.get_all("exception"),
+        groups=form.get_all("group"),
+        source_topics=form.get_all("source"),
     )
 
 
-def _chosen(given: Given) -> dict[int, OffsetSet]:
-    """Return the offsets of chosen letters, PARTITION@OFFSET each. Raises `Mistake`."""
-    found: dict[int, OffsetSet] = {}
-    for text in given.all("letter"):
+def _parse_chosen(form: FormData) -> dict[int, OffsetSet]:
+    """Return the offsets of chosen letters, PARTITION@OFFSET each. Raises `ActionError`."""
+    offsets_by_partition: dict[int, OffsetSet] = {}
+    for text in form.get_all("letter"):
         partition, sign, offset = text.partition("@")
         numbers = (partition, offset)
         if not sign or not all(n.isdecimal() and len(n) < 19 for n in numbers):
-            raise Mistake(f"A letter must be PARTITION@OFFSET, not {text!r:.60}.")
-        found.setdefault(int(partition), OffsetSet()).add(int(offset))
-    return found
+            raise ActionError(f"A letter must be PARTITION@OFFSET, not {text!r:.60}.")
+        offsets_by_partition.setdefault(int(partition), OffsetSet()).add(int(offset))
+    return offsets_by_partition
 
 
-def _ends(topic: str, given: Given) -> dict[TopicPartition, int]:
+def _parse_ends(topic: str, form: FormData) -> dict[TopicPartition, int]:
     """Return the ends of an earlier plan, PARTITION@OFFSET each; empty in a new plan."""
-    pairs = (text.partition("@") for text in given.all("end"))
+    pairs = (text.partition("@") for text in form.get_all("end"))
     return {TopicPartition(topic, int(partition)): int(end) for partition, _, end in pairs}
 
 
-def _selection(given: Given) -> dict[str, str]:
+def _describe_selection(form: FormData) -> dict[str, str]:
     """Return what a form selects, for the audit line."""
-    names = ("letter", "reason", "group", "source", "same")
-    return {name: ",".join(some)[:500] for name in names if (some := given.all(name))}
+    names = ("letter", "reason", "exception", "group", "source", "same")
+    return {name: ",".join(values)[:500] for name in names if (values := form.get_all(name))}
 
 
-async def _counted(client: Client, plans: list[RedrivePlan]) -> list[Redriven]:
-    """Return what plans would send. Raises `Mistake`."""
+async def _count_dead_letters(client: Client, plans: list[RedrivePlan]) -> list[RedriveResult]:
+    """Return what plans would send. Raises `ActionError`."""
     try:
         async with asyncio.timeout(COUNT_S):
             return [
                 await Redrive(client.cluster, replace(plan, dry_run=True)).run() for plan in plans
             ]
     except TimeoutError:
-        raise Mistake(
+        raise ActionError(
             f"The letters were not counted within {COUNT_S:.0f} s: the topic is too large for the"
             f" console. Use `shoal dlq redrive {plans[0].topic} --dry-run`."
         ) from None
 
 
-def _redrive_plan(
-    topic: str, plans: list[RedrivePlan], found: list[Redriven], rate: int, chosen: dict[str, str]
-) -> Plan:
-    total = sum(one.total for one in found)
+def _make_redrive_plan(
+    topic: str,
+    plans: list[RedrivePlan],
+    results: list[RedriveResult],
+    rate: int,
+    chosen: dict[str, str],
+) -> ActionPlan:
+    total = sum(result.total for result in results)
     if not total:
-        raise Mistake(_nothing(topic, found))
+        raise ActionError(_explain_nothing(topic, results))
     kinds: dict[tuple[str, str, str], int] = {}
-    for one in found:
-        for kind, number in one.sent.items():
+    for result in results:
+        for kind, number in result.sent.items():
             kinds[kind] = kinds.get(kind, 0) + number
     is_one = total == 1
     seconds = f" At {rate:,} per second it takes about {max(1, total // rate):,} s."
     sentences = [
-        f"{plural(total, 'letter')} of {topic} {'is' if is_one else 'are'} sent back to"
+        f"{format_plural(total, 'letter')} of {topic} {'is' if is_one else 'are'} sent back to"
         f" {'its topic' if is_one else 'their topics'}.{'' if is_one else seconds}",
         "Consumers receive the records again, and the keys that the letters hold are released."
         " The letters stay in their topic, marked as sent back.",
     ]
     warnings = [
-        f"{plural(sum(getattr(one, name) for one in found), 'letter')} left out: {why}."
+        f"{format_plural(sum(getattr(result, name) for result in results), 'letter')} left out: "
+        f"{why}."
         for name, why in (
             ("redriven_before", "sent back before"),
             ("records_missing", "their record is deleted"),
         )
-        if any(getattr(one, name) for one in found)
+        if any(getattr(result, name) for result in results)
     ]
     warnings += [
-        f"{plural(one.doubted, 'letter')} left out: {one.doubt}." for one in found if one.doubted
+        f"{format_plural(result.doubted, 'letter')} left out: {result.doubt}."
+        for result in results
+        if result.doubted
     ]
-    for one in found:
+    for result in results:
         warnings += [
-            f"{plural(number, 'letter')} left out: topic {name} does not exist."
-            for name, number in one.topics_missing.items()
+            f"{format_plural(number, 'letter')} left out: topic {name} does not exist."
+            for name, number in result.topics_missing.items()
         ]
 
-    async def run(client: Client, run: Run) -> Result:
+    async def run(client: Client, run: ActionRun) -> ActionResult:
         return await _redrive(client, run, topic, plans, total)
 
-    return Plan(
-        RedriveLetters.title,
+    return ActionPlan(
+        RedriveDeadLetters.title,
         tuple(sentences),
-        f"Send {plural(total, 'letter')} back",
+        f"Send {format_plural(total, 'letter')} back",
         {"topic": topic, **chosen},
-        _back_to(topic),
+        _make_back_link(topic),
         tuple(sorted(kinds.items())),
         run,
         Table(
@@ -219,151 +236,155 @@ def _redrive_plan(
     )
 
 
-def _nothing(topic: str, found: list[Redriven]) -> str:
-    before = sum(one.redriven_before for one in found)
+def _explain_nothing(topic: str, results: list[RedriveResult]) -> str:
+    before = sum(result.redriven_before for result in results)
     if before:
         return (
-            f"{plural(before, 'letter')} of {topic} {'was' if before == 1 else 'were'} sent back"
-            " before, and there are no others. To send them again, check that box."
+            f"{format_plural(before, 'letter')} of {topic} {'was' if before == 1 else 'were'} sent "
+            "back before, and there are no others. To send them again, check that box."
         )
-    doubts = "".join(f" {one.doubted} do not count: {one.doubt}." for one in found if one.doubted)
+    doubts = "".join(
+        f" {result.doubted} do not count: {result.doubt}." for result in results if result.doubted
+    )
     return f"Topic {topic} has no such letters that can be sent back.{doubts}"
 
 
 async def _redrive(
-    client: Client, run: Run, topic: str, plans: list[RedrivePlan], total: int
-) -> Result:
+    client: Client, run: ActionRun, topic: str, plans: list[RedrivePlan], total: int
+) -> ActionResult:
     """Send the letters of plans, and count them in `run`."""
     run.total = total
     sent = refused = not_freed = 0
     reasons: list[str] = []
     for plan in plans:
-        one = Redrive(client.cluster, plan)
+        redrive = Redrive(client.cluster, plan)
 
-        def progress(_read: int, one: Redrive = one, before: int = sent) -> None:
+        def report_progress(_read: int, redrive: Redrive = redrive, before: int = sent) -> None:
             run.check()
-            run.done = before + one.result.total
+            run.done = before + redrive.result.total
             run.text = f"{run.done:,} of {total:,} letters are sent."
 
-        def waiting(why: str) -> None:
+        def report_waiting(why: str) -> None:
             run.text = f"{why}."
 
-        done = await one.run(progress, waiting)
-        sent, refused = sent + done.total, refused + done.refused
-        not_freed += done.not_freed
-        reasons += [str(why) for why in (done.refusal, done.not_freed_error) if why is not None]
+        result = await redrive.run(report_progress, report_waiting)
+        sent, refused = sent + result.total, refused + result.refused
+        not_freed += result.not_freed
+        reasons += [str(why) for why in (result.refusal, result.not_freed_error) if why is not None]
         run.done = sent
-    text = f"Sent {plural(sent, 'letter')} of {topic} back."
+    text = f"Sent {format_plural(sent, 'letter')} of {topic} back."
     if sent + refused < total:
-        left = total - sent - refused
-        text += f" {plural(left, 'letter')} had been sent or deleted by somebody else."
+        lost = total - sent - refused
+        text += f" {format_plural(lost, 'letter')} had been sent or deleted by somebody else."
     if refused:
-        text += f" The brokers refused {plural(refused, 'record')}: {reasons[0]}."
+        text += f" The brokers refused {format_plural(refused, 'record')}: {reasons[0]}."
     if not_freed:
-        text += f" {plural(not_freed, 'record')} may still hold keys: {reasons[-1]}. Skip them."
-    return Result(text, failed=bool(refused or not_freed))
+        text += (
+            f" {format_plural(not_freed, 'record')} may still hold keys: {reasons[-1]}. Skip them."
+        )
+    return ActionResult(text, failed=bool(refused or not_freed))
 
 
-class EditLetter:
+class EditDeadLetter:
     """Send one letter back with another key or value."""
 
     name, title = "edit", "Edit a dead letter and send it back"
 
-    async def form(self, scene: Scene, given: Given) -> list[Field]:
-        letter = await _letter(scene.client, given)
-        fields = hidden(given, "topic", "partition", "offset")
-        for name, payload in _editable(scene, letter).items():
-            fields += _inputs(given, name, payload)
+    async def build_fields(self, context: ActionContext, form: FormData) -> list[FormField]:
+        dead_letter = await _read_dead_letter(context.client, form)
+        fields = make_hidden_fields(form, "topic", "partition", "offset")
+        for name, payload in _find_editable(context, dead_letter).items():
+            fields += _make_inputs(form, name, payload)
         return [*fields, replace(_AGAIN, label="Also if it was sent back before")]
 
-    async def plan(self, scene: Scene, given: Given) -> Plan:
-        letter = await _letter(scene.client, given)
-        record, editable = letter.record, _editable(scene, letter)
+    async def plan(self, context: ActionContext, form: FormData) -> ActionPlan:
+        dead_letter = await _read_dead_letter(context.client, form)
+        record, editable = dead_letter.record, _find_editable(context, dead_letter)
         # What is masked stays as it is, whatever was sent.
-        edit = Edit(
-            typed(given, "key", "key") if "key" in editable else record.key,
-            typed(given, "value", "value") if "value" in editable else record.value,
+        edit = RecordEdit(
+            parse_payload(form, "key", "key") if "key" in editable else record.key,
+            parse_payload(form, "value", "value") if "value" in editable else record.value,
         )
         if (edit.key, edit.value) == (record.key, record.value):
-            raise Mistake(
+            raise ActionError(
                 "Nothing was edited. Change the key or the value, or send the letter as it is."
             )
         plan = RedrivePlan(
-            letter.topic,
+            dead_letter.topic,
             filter=DeadLetterFilter(
-                partitions=[letter.partition], offsets=OffsetSet.parse(str(letter.offset))
+                partitions=[dead_letter.partition], offsets=OffsetSet.parse(str(dead_letter.offset))
             ),
-            again=given.is_set("again"),
+            again=form.is_set("again"),
             edit=edit,
         )
-        (found,) = await _counted(scene.client, [plan])
-        if not found.total:
-            raise Mistake(_nothing(letter.topic, [found]))
+        (result,) = await _count_dead_letters(context.client, [plan])
+        if not result.total:
+            raise ActionError(_explain_nothing(dead_letter.topic, [result]))
         changes = tuple(
-            (name, size(old), size(new), "changed" if old != new else "as it was")
+            (name, format_size(old), format_size(new), "changed" if old != new else "as it was")
             for name, old, new in (
                 ("Key", record.key, edit.key),
                 ("Value", record.value, edit.value),
             )
         )
 
-        async def run(client: Client, run: Run) -> Result:
-            return await _redrive(client, run, letter.topic, [plan], 1)
+        async def run(client: Client, run: ActionRun) -> ActionResult:
+            return await _redrive(client, run, dead_letter.topic, [plan], 1)
 
-        return Plan(
+        return ActionPlan(
             self.title,
             (
-                f"Letter {letter.name} is sent back to topic {letter.source_topic} with the edited"
-                " payload. The record gets the header __dlq.redrive.edited.",
+                f"Letter {dead_letter.name} is sent back to topic {dead_letter.source_topic} with "
+                "the edited payload. The record gets the header __dlq.redrive.edited.",
                 "The key that the letter holds is released. The letter itself stays unchanged in"
                 " its topic, marked as sent back.",
             ),
             "Send 1 edited letter back",
-            {"topic": letter.topic, "letter": f"{letter.partition}@{letter.offset}"},
-            _back_to(letter.topic),
-            found.redriven_before,
+            {"topic": dead_letter.topic, "letter": f"{dead_letter.partition}@{dead_letter.offset}"},
+            _make_back_link(dead_letter.topic),
+            result.redriven_before,
             run,
             Table("What changes", ("Part", "Was", "Becomes", ""), changes),
         )
 
 
-async def _letter(client: Client, given: Given) -> DeadLetter:
-    """Return the letter of a form. Raises `Mistake`."""
-    where = TopicPartition(
-        _topic(given), given.number("partition", "The partition", most=2**31 - 1)
+async def _read_dead_letter(client: Client, form: FormData) -> DeadLetter:
+    """Return the letter of a form. Raises `ActionError`."""
+    partition = TopicPartition(
+        _require_topic(form), form.get_number("partition", "The partition", most=2**31 - 1)
     )
-    offset = given.number("offset", "The offset")
-    letter = await letters.read(client, where, offset)
-    if letter is None:
-        raise Mistake(f"There is no dead letter {where}@{offset}.")
-    if letter.is_bare:
-        raise Mistake(
-            f"Letter {letter.name} has no copy of its record, so there is nothing to edit. Produce"
-            " a record instead."
+    offset = form.get_number("offset", "The offset")
+    dead_letter = await dead_letters.read_dead_letter(client, partition, offset)
+    if dead_letter is None:
+        raise ActionError(f"There is no dead letter {partition}@{offset}.")
+    if dead_letter.is_bare:
+        raise ActionError(
+            f"Letter {dead_letter.name} has no copy of its record, so there is nothing to edit. "
+            "Produce a record instead."
         )
-    payloads = (letter.record.key or b"", letter.record.value or b"")
+    payloads = (dead_letter.record.key or b"", dead_letter.record.value or b"")
     if max(map(len, payloads)) > EDITED_BYTES_MAX:
-        raise Mistake(
-            f"Letter {letter.name} is too large to edit here: at most"
+        raise ActionError(
+            f"Letter {dead_letter.name} is too large to edit here: at most"
             f" {EDITED_BYTES_MAX >> 10} KiB. Download it, and use `shoal produce`."
         )
-    return letter
+    return dead_letter
 
 
-def _editable(scene: Scene, letter: DeadLetter) -> dict[str, bytes | None]:
-    """Return the parts of a letter that are shown as they are. Raises `Mistake` if none is."""
-    shown = scene.view.masks.shown(letter.topic, letter.record)
+def _find_editable(context: ActionContext, dead_letter: DeadLetter) -> dict[str, bytes | None]:
+    """Return the parts of a letter that are shown as they are. Raises `ActionError` if none is."""
+    shown = context.view.masks.mask_record(dead_letter.topic, dead_letter.record)
     parts = {"key": shown.key, "value": shown.value}
-    found = {name: part for name, part in parts.items() if not isinstance(part, Masked)}
-    if not found:
-        raise Mistake(
-            f"Key and value of letter {letter.name} are masked, so they cannot be edited here."
+    editable = {name: part for name, part in parts.items() if not isinstance(part, MaskedPayload)}
+    if not editable:
+        raise ActionError(
+            f"Key and value of letter {dead_letter.name} are masked, so they cannot be edited here."
             " Send the letter back as it is, or produce a record with `shoal produce`."
         )
-    return found
+    return editable
 
 
-def _inputs(given: Given, name: str, payload: bytes | None) -> list[Field]:
+def _make_inputs(form: FormData, name: str, payload: bytes | None) -> list[FormField]:
     """Return the inputs for a payload: text if a browser returns it unchanged, else hex."""
     text, format = "", NULL
     if payload is not None:
@@ -377,60 +398,58 @@ def _inputs(given: Given, name: str, payload: bytes | None) -> list[Field]:
                 text, format = decoded, TEXT
     label = name.capitalize()
     return [
-        Field(name, label, "area", given.one(name, text)),
-        Field(
+        FormField(name, label, "area", form.get(name, text)),
+        FormField(
             f"{name}-format",
             f"Format of the {name}",
             "select",
-            given.one(f"{name}-format", format),
+            form.get(f"{name}-format", format),
             options=FORMATS,
         ),
     ]
 
 
-class Purge:
+class PurgeDeadLetters:
     """Delete all letters that a topic has now."""
 
     name, title = "purge", "Delete dead letters"
 
-    async def form(self, _scene: Scene, given: Given) -> list[Field]:
-        return hidden(given, "topic")
+    async def build_fields(self, _scene: ActionContext, form: FormData) -> list[FormField]:
+        return make_hidden_fields(form, "topic")
 
-    async def plan(self, scene: Scene, given: Given) -> Plan:
-        topic = _topic(given)
-        known = await dead_letter_topics.dead_letter_topics(scene.client.admin)
-        if topic not in known:
-            raise Mistake(
+    async def plan(self, context: ActionContext, form: FormData) -> ActionPlan:
+        topic = _require_topic(form)
+        topics = await dead_letter_topics.list_dead_letter_topics(context.client.admin)
+        if topic not in topics:
+            raise ActionError(
                 f"Topic {topic} is not a topic of dead letters. The console deletes no others."
             )
-        limits = await dead_letter_topics.bounds(scene.client.admin, topic)
+        limits = await dead_letter_topics.find_bounds(context.client.admin, topic)
         count = sum(end - start for start, end in limits.values())
         if not count:
-            raise Mistake(f"Topic {topic} has no letters. Nothing is to do.")
-        done = await letters.redriven(scene.client, topic)
-        for where, (start, _) in limits.items():
-            if where.partition in done:
-                done[where.partition].forget(start)
-        before = sum(len(some) for some in done.values())
-        ends = {where: end for where, (_, end) in limits.items()}
+            raise ActionError(f"Topic {topic} has no letters. Nothing is to do.")
+        redriven = await dead_letters.read_redriven(context.client, topic)
+        before = count_redriven(redriven, limits)
+        ends = {partition: end for partition, (_, end) in limits.items()}
 
-        async def run(client: Client, _run: Run) -> Result:
+        async def run(client: Client, _run: ActionRun) -> ActionResult:
             expect(await client.admin.topics.delete_records(ends))
-            return Result(f"Deleted {plural(count, 'record')} of {topic}.")
+            return ActionResult(f"Deleted {format_plural(count, 'record')} of {topic}.")
 
-        return Plan(
+        return ActionPlan(
             self.title,
             (
-                f"{plural(count, 'record')} of {topic} {'is' if count == 1 else 'are'} deleted"
-                f" permanently, and cannot be sent back afterwards. {plural(before, 'letter')}"
+                f"{format_plural(count, 'record')} of {topic} {'is' if count == 1 else 'are'} "
+                "deleted permanently, and cannot be sent back afterwards. "
+                f"{format_plural(before, 'letter')}"
                 f" of them {'was' if before == 1 else 'were'} sent back before.",
                 "Keys that the letters hold stay held until they are skipped. Letters that arrive"
                 " from now on stay.",
             ),
-            f"Delete {plural(count, 'record')}",
+            f"Delete {format_plural(count, 'record')}",
             {"topic": topic},
-            _back_to(topic),
-            tuple(sorted((where, start) for where, (start, _) in limits.items())),
+            _make_back_link(topic),
+            tuple(sorted((partition, start) for partition, (start, _) in limits.items())),
             run,
             typed=topic,
         )

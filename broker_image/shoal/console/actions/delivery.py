@@ -5,30 +5,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from shoal.client import lag
-from shoal.client.configs import ConfigChange
+from shoal.client.admin.configs import ConfigChange
 from shoal.client.errors import expect
-from shoal.client.held_keys import HeldKey, held_keys
+from shoal.client.queues import lag
+from shoal.client.queues.held_keys import HeldKey, find_held_keys
 from shoal.console import payloads
 from shoal.console.actions import groups
 from shoal.console.actions.contract import (
-    Field,
-    Given,
-    Mistake,
-    Plan,
-    Result,
-    Scene,
+    ActionContext,
+    ActionError,
+    ActionPlan,
+    ActionResult,
+    FormData,
+    FormField,
     Table,
-    hidden,
+    make_hidden_fields,
 )
-from shoal.console.figures import plural
+from shoal.console.figures import format_plural
 from shoal.record.offset_set import OffsetSet
 
 if TYPE_CHECKING:
+    from shoal.client.admin.configs import ConfigEntry
     from shoal.client.client import Client
-    from shoal.client.cluster import TopicPartition
-    from shoal.client.configs import ConfigEntry
-    from shoal.console.runs import Run
+    from shoal.client.net.cluster import TopicPartition
+    from shoal.console.actions.run import ActionRun
 
 PAUSED = "share.delivery.paused"
 #: Configs that stop delivery when they are reached, and what they limit.
@@ -50,29 +50,31 @@ class _SetPaused(ABC):
     title: str
     paused: bool
 
-    async def form(self, _scene: Scene, given: Given) -> list[Field]:
-        return hidden(given, "group")
+    async def build_fields(self, _scene: ActionContext, form: FormData) -> list[FormField]:
+        return make_hidden_fields(form, "group")
 
-    async def plan(self, scene: Scene, given: Given) -> Plan:
-        group = await groups.share_group(scene.client, given)
-        name, consumers = group.group_id, plural(len(group.members), "consumer")
-        entry = await groups.config(scene.client, groups.resource(name), PAUSED)
+    async def plan(self, context: ActionContext, form: FormData) -> ActionPlan:
+        group = await groups.find_share_group(context.client, form)
+        name, consumers = group.group_id, format_plural(len(group.members), "consumer")
+        entry = await groups.find_config(context.client, groups.make_resource(name), PAUSED)
         if (entry.value == "true") is self.paused:
             already = "paused already" if self.paused else "not paused"
-            raise Mistake(f"Delivery to group {name} is {already}. Nothing is to do.")
-        depth = lag.total(await groups.positions(scene.client, name))
-        return Plan(
+            raise ActionError(f"Delivery to group {name} is {already}. Nothing is to do.")
+        depth = lag.sum_lags(await groups.find_positions(context.client, name))
+        return ActionPlan(
             self.title,
-            self.sentences(name, consumers, None if depth is None else plural(depth, "record")),
+            self.make_sentences(
+                name, consumers, None if depth is None else format_plural(depth, "record")
+            ),
             self.title,
             {"group": name},
-            groups.back_to(name),
+            groups.make_back_link(name),
             entry.value,
             lambda client, _run: _set_paused(client, name, paused=self.paused),
         )
 
     @abstractmethod
-    def sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
+    def make_sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
         """Return what will happen. `waiting` is the number of records that wait, if known."""
 
 
@@ -81,7 +83,7 @@ class Pause(_SetPaused):
 
     name, title, paused = "pause", "Pause delivery", True
 
-    def sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
+    def make_sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
         return (
             f"Delivery to {consumers} of group {group} stops. They may still settle and renew the"
             " records that they hold.",
@@ -95,16 +97,16 @@ class Resume(_SetPaused):
 
     name, title, paused = "resume", "Resume delivery", False
 
-    def sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
+    def make_sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
         return (
             f"{waiting or 'The records'} of group {group} may be delivered to {consumers} again.",
         )
 
 
-async def _set_paused(client: Client, group: str, *, paused: bool) -> Result:
+async def _set_paused(client: Client, group: str, *, paused: bool) -> ActionResult:
     change = ConfigChange(PAUSED, str(paused).lower())
-    await groups.change(client, groups.resource(group), [change])
-    return Result(f"{'Paused' if paused else 'Resumed'} delivery to group {group}.")
+    await groups.change(client, groups.make_resource(group), [change])
+    return ActionResult(f"{'Paused' if paused else 'Resumed'} delivery to group {group}.")
 
 
 class Skip:
@@ -112,24 +114,28 @@ class Skip:
 
     name, title = "skip", "Skip dead letters that hold their keys"
 
-    async def form(self, _scene: Scene, given: Given) -> list[Field]:
-        return hidden(given, "group", "topic", "partition", "offset")
+    async def build_fields(self, _scene: ActionContext, form: FormData) -> list[FormField]:
+        return make_hidden_fields(form, "group", "topic", "partition", "offset")
 
-    async def plan(self, scene: Scene, given: Given) -> Plan:
-        group = (await groups.share_group(scene.client, given)).group_id
-        found = await groups.positions(scene.client, group)
-        held = [one for one in await held_keys(scene.client, found) if _is_chosen(one, given)]
-        if not held:
-            raise Mistake(
+    async def plan(self, context: ActionContext, form: FormData) -> ActionPlan:
+        group = (await groups.find_share_group(context.client, form)).group_id
+        group_positions = await groups.find_positions(context.client, group)
+        selected = [
+            held_key
+            for held_key in await find_held_keys(context.client, group_positions)
+            if _is_chosen(held_key, form)
+        ]
+        if not selected:
+            raise ActionError(
                 f"No such record of group {group} holds its key now. It was skipped or sent back."
             )
         ranges: dict[TopicPartition, OffsetSet] = {}
-        for one in held:
-            ranges.setdefault(one.where, OffsetSet()).add(one.offset)
-        keys = [await _key(scene, one) for one in held[:SHOWN_MAX]]
-        records = plural(len(held), "dead-lettered record")
-        is_one = len(held) == 1
-        return Plan(
+        for held_key in selected:
+            ranges.setdefault(held_key.partition, OffsetSet()).add(held_key.offset)
+        keys = [await _preview_key(context, held_key) for held_key in selected[:SHOWN_MAX]]
+        records = format_plural(len(selected), "dead-lettered record")
+        is_one = len(selected) == 1
+        return ActionPlan(
             self.title,
             (
                 f"The {'key' if is_one else 'keys'} of {records} of group {group}"
@@ -138,44 +144,44 @@ class Skip:
                 f" {'this record' if is_one else 'these records'}.",
                 "The letters stay in their dead-letter topic.",
             ),
-            f"Skip {plural(len(held), 'record')}",
-            {"group": group, **{str(w): str(some) for w, some in ranges.items()}},
-            groups.back_to(group),
-            tuple(sorted((one.where, one.offset) for one in held)),
-            lambda client, _run: _free(client, group, ranges, len(held)),
+            f"Skip {format_plural(len(selected), 'record')}",
+            {"group": group, **{str(w): str(offsets) for w, offsets in ranges.items()}},
+            groups.make_back_link(group),
+            tuple(sorted((held_key.partition, held_key.offset) for held_key in selected)),
+            lambda client, _run: _free(client, group, ranges, len(selected)),
             Table(
                 "Records that are skipped",
                 ("Topic", "Partition", "Offset", "Key"),
                 tuple(
-                    (one.where.topic, one.where.partition, one.offset, key)
-                    for one, key in zip(held, keys, strict=False)
+                    (held_key.partition.topic, held_key.partition.partition, held_key.offset, key)
+                    for held_key, key in zip(selected, keys, strict=False)
                 ),
-                max(0, len(held) - SHOWN_MAX),
+                max(0, len(selected) - SHOWN_MAX),
             ),
         )
 
 
-def _is_chosen(one: HeldKey, given: Given) -> bool:
+def _is_chosen(held_key: HeldKey, form: FormData) -> bool:
     """Whether a form selects a record: all, those of a topic, or one by its place."""
-    topic, partition, offset = (given.one(name) for name in ("topic", "partition", "offset"))
+    topic, partition, offset = (form.get(name) for name in ("topic", "partition", "offset"))
     return (
-        topic in ("", one.where.topic)
-        and partition in ("", str(one.where.partition))
-        and offset in ("", str(one.offset))
+        topic in ("", held_key.partition.topic)
+        and partition in ("", str(held_key.partition.partition))
+        and offset in ("", str(held_key.offset))
     )
 
 
-async def _key(scene: Scene, one: HeldKey) -> str:
-    key = await scene.view.key(one.where.topic, one.key)
+async def _preview_key(context: ActionContext, held_key: HeldKey) -> str:
+    key = await context.view.prepare_key(held_key.partition.topic, held_key.key)
     return "–" if key is None else payloads.preview(key, 40)
 
 
 async def _free(
     client: Client, group: str, chosen: dict[TopicPartition, OffsetSet], count: int
-) -> Result:
-    ranges = {where: [*found.ranges()] for where, found in chosen.items()}
+) -> ActionResult:
+    ranges = {partition: [*offsets.iter_ranges()] for partition, offsets in chosen.items()}
     expect(await client.admin.share_groups.free(group, ranges))
-    return Result(f"Skipped {plural(count, 'record')} of group {group}.")
+    return ActionResult(f"Skipped {format_plural(count, 'record')} of group {group}.")
 
 
 class SetLimit:
@@ -183,50 +189,50 @@ class SetLimit:
 
     name, title = "limit", "Change a limit"
 
-    async def form(self, scene: Scene, given: Given) -> list[Field]:
-        group = (await groups.share_group(scene.client, given)).group_id
-        names = [given.one("config")] if given.one("config") in LIMITS else list(LIMITS)
+    async def build_fields(self, context: ActionContext, form: FormData) -> list[FormField]:
+        group = (await groups.find_share_group(context.client, form)).group_id
+        names = [form.get("config")] if form.get("config") in LIMITS else list(LIMITS)
         options, current = [], ""
         for name in names:
-            entry = await groups.config(scene.client, groups.resource(group), name)
+            entry = await groups.find_config(context.client, groups.make_resource(group), name)
             current = current or entry.value or ""
             options.append((name, f"{name}: {entry.value}, {LIMITS[name]}"))
-        chosen = Field("config", "Limit", "select", names[0], options=tuple(options))
+        chosen = FormField("config", "Limit", "select", names[0], options=tuple(options))
         return [
-            *hidden(given, "group"),
+            *make_hidden_fields(form, "group"),
             chosen,
-            Field(
+            FormField(
                 "value",
                 "New value",
                 "number",
-                given.one("value", current),
+                form.get("value", current),
                 "Higher limits need more memory in the brokers.",
                 is_required=True,
             ),
         ]
 
-    async def plan(self, scene: Scene, given: Given) -> Plan:
-        group = await groups.share_group(scene.client, given)
-        name = given.required("config", "The limit")
+    async def plan(self, context: ActionContext, form: FormData) -> ActionPlan:
+        group = await groups.find_share_group(context.client, form)
+        name = form.require("config", "The limit")
         if name not in LIMITS:
-            raise Mistake(f"{name!r:.100} is not among the limits: {', '.join(LIMITS)}.")
-        value = str(given.number("value", "The new value", most=2**31 - 1))
-        resource = groups.resource(group.group_id)
-        entry = await groups.config(scene.client, resource, name)
+            raise ActionError(f"{name!r:.100} is not among the limits: {', '.join(LIMITS)}.")
+        value = str(form.get_number("value", "The new value", most=2**31 - 1))
+        resource = groups.make_resource(group.group_id)
+        entry = await groups.find_config(context.client, resource, name)
         if entry.value == value:
-            raise Mistake(f"{name} of group {group.group_id} is {value} already.")
+            raise ActionError(f"{name} of group {group.group_id} is {value} already.")
         change = ConfigChange(name, value)
-        await groups.check_change(scene.client, resource, [change])
-        return _limit_plan(group.group_id, entry, value)
+        await groups.check_change(context.client, resource, [change])
+        return _make_limit_plan(group.group_id, entry, value)
 
 
-def _limit_plan(group: str, entry: ConfigEntry, value: str) -> Plan:
-    async def run(client: Client, _run: Run) -> Result:
-        await groups.change(client, groups.resource(group), [ConfigChange(entry.name, value)])
-        return Result(f"{entry.name} of group {group} is now {value}. It was {entry.value}.")
+def _make_limit_plan(group: str, entry: ConfigEntry, value: str) -> ActionPlan:
+    async def run(client: Client, _run: ActionRun) -> ActionResult:
+        await groups.change(client, groups.make_resource(group), [ConfigChange(entry.name, value)])
+        return ActionResult(f"{entry.name} of group {group} is now {value}. It was {entry.value}.")
 
     source = "the default" if entry.is_default else "set for the group"
-    return Plan(
+    return ActionPlan(
         SetLimit.title,
         (
             f"{entry.name} of group {group} changes from {entry.value} ({source}) to {value}.",
@@ -234,7 +240,7 @@ def _limit_plan(group: str, entry: ConfigEntry, value: str) -> Plan:
         ),
         f"Change it to {value}",
         {"group": group, "config": entry.name, "from": entry.value or "", "to": value},
-        groups.back_to(group),
+        groups.make_back_link(group),
         entry.value,
         run,
     )

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.client import resets
-from shoal.client.cluster import TopicPartition
+from shoal.client.admin.topics import OffsetSpec
 from shoal.client.errors import expect
-from shoal.client.timestamps import timestamp
-from shoal.client.topics import OffsetSpec
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.queues import resets
+from shoal.client.queues.timestamps import parse_timestamp
 from shoal.console import figures
 from shoal.console.actions import groups
 from shoal.console.actions.contract import (
-    Field,
-    Given,
-    Mistake,
-    Plan,
-    Result,
-    Scene,
+    ActionContext,
+    ActionError,
+    ActionPlan,
+    ActionResult,
+    FormData,
+    FormField,
     Table,
-    hidden,
+    make_hidden_fields,
 )
-from shoal.console.figures import plural
+from shoal.console.figures import format_plural
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
-    from shoal.console.runs import Run
+    from shoal.console.actions.run import ActionRun
 
 #: Partitions that a plan lists.
 SHOWN_MAX = 50
@@ -44,123 +44,138 @@ class ResetOffsets:
 
     name, title = "reset", "Reset offsets"
 
-    async def form(self, scene: Scene, given: Given) -> list[Field]:
-        group = await groups.share_group(scene.client, given)
-        found = await groups.positions(scene.client, group.group_id)
-        topics = sorted({one.where.topic for one in found})
+    async def build_fields(self, context: ActionContext, form: FormData) -> list[FormField]:
+        group = await groups.find_share_group(context.client, form)
+        group_positions = await groups.find_positions(context.client, group.group_id)
+        topics = sorted({position.partition.topic for position in group_positions})
         if not topics:
-            raise Mistake(f"Group {group.group_id} has no positions yet. Nothing is to move.")
+            raise ActionError(f"Group {group.group_id} has no positions yet. Nothing is to move.")
         if group.members:
-            raise Mistake(
-                f"Group {group.group_id} has {plural(len(group.members), 'consumer')}. Stop them"
-                " first: the positions of a group with consumers cannot be moved."
+            raise ActionError(
+                f"Group {group.group_id} has {format_plural(len(group.members), 'consumer')}. Stop "
+                "them first: the positions of a group with consumers cannot be moved."
             )
         return [
-            *hidden(given, "group"),
-            Field(
+            *make_hidden_fields(form, "group"),
+            FormField(
                 "topic",
                 "Topic",
                 "select",
-                given.one("topic", topics[0]),
+                form.get("topic", topics[0]),
                 options=tuple((topic, topic) for topic in topics),
             ),
-            Field("partition", "Partition", value=given.one("partition"), help="Empty: all."),
-            Field("to", "Move to", "select", given.one("to", EARLIEST), options=_WAYS),
-            Field(
+            FormField("partition", "Partition", value=form.get("partition"), help="Empty: all."),
+            FormField("to", "Move to", "select", form.get("to", EARLIEST), options=_WAYS),
+            FormField(
                 "value",
                 "Offset, time or number",
-                value=given.one("value"),
+                value=form.get("value"),
                 help="A time is 2026-01-31T12:00Z, epoch milliseconds, or a period before now such"
                 " as 15m, 2h or 7d. A negative number of records moves back.",
             ),
         ]
 
-    async def plan(self, scene: Scene, given: Given) -> Plan:
-        group = await groups.share_group(scene.client, given)
+    async def plan(self, context: ActionContext, form: FormData) -> ActionPlan:
+        group = await groups.find_share_group(context.client, form)
         name = group.group_id
         if group.members:
-            raise Mistake(
-                f"Group {name} has {plural(len(group.members), 'consumer')}. Stop them first."
+            raise ActionError(
+                f"Group {name} has {format_plural(len(group.members), 'consumer')}. Stop them "
+                "first."
             )
-        topic = given.required("topic", "The topic")
-        found = await scene.client.cluster.topic(topic)
-        places = [TopicPartition(topic, p.index) for p in found.partitions]
-        if given.one("partition").strip():
-            index = given.number("partition", "The partition", most=2**31 - 1)
-            places = [TopicPartition(topic, found.partition(index).index)]
-        current = {p.where: p.offset for p in await groups.positions(scene.client, name)}
+        topic = form.require("topic", "The topic")
+        topic_metadata = await context.client.cluster.get_topic(topic)
+        places = [TopicPartition(topic, p.index) for p in topic_metadata.partitions]
+        if form.get("partition").strip():
+            index = form.get_number("partition", "The partition", most=2**31 - 1)
+            places = [TopicPartition(topic, topic_metadata.get_partition(index).index)]
+        current = {p.partition: p.offset for p in await groups.find_positions(context.client, name)}
         try:
-            wanted = await resets.plan(scene.client.admin, places, current, _how(given))
-        except resets.NoPosition as error:
-            raise Mistake(
-                f"The group has no position in {error.where}. Choose an offset."
+            new_offsets = await resets.plan(
+                context.client.admin, places, current, _parse_target(form)
+            )
+        except resets.MissingPositionError as error:
+            raise ActionError(
+                f"The group has no position in {error.partition}. Choose an offset."
             ) from None
-        return _plan(name, topic, wanted, {where: current.get(where) for where in places})
+        return _make_plan(
+            name, topic, new_offsets, {partition: current.get(partition) for partition in places}
+        )
 
 
-def _how(given: Given) -> resets.Reset:
-    way, text = given.one("to"), given.one("value").strip()
+def _parse_target(form: FormData) -> resets.ResetTarget:
+    way, text = form.get("to"), form.get("value").strip()
     if way == EARLIEST:
-        return resets.Reset(spec=OffsetSpec.EARLIEST)
+        return resets.ResetTarget(spec=OffsetSpec.EARLIEST)
     if way == LATEST:
-        return resets.Reset(spec=OffsetSpec.LATEST)
+        return resets.ResetTarget(spec=OffsetSpec.LATEST)
     if way == OFFSET:
-        return resets.Reset(offset=given.number("value", "The offset"))
+        return resets.ResetTarget(offset=form.get_number("value", "The offset"))
     if way == SHIFT:
-        return resets.Reset(
-            shift=given.number("value", "The number of records", least=-(2**62), most=2**62)
+        return resets.ResetTarget(
+            shift=form.get_number("value", "The number of records", least=-(2**62), most=2**62)
         )
     if way != TIME:
-        raise Mistake(f"The way must be one of {', '.join(w for w, _ in _WAYS)}, not {way!r:.60}.")
+        raise ActionError(
+            f"The way must be one of {', '.join(w for w, _ in _WAYS)}, not {way!r:.60}."
+        )
     try:
-        return resets.Reset(spec=max(0, timestamp(text)))
+        return resets.ResetTarget(spec=max(0, parse_timestamp(text)))
     except (ValueError, OverflowError) as error:
-        raise Mistake(str(error)) from None
+        raise ActionError(str(error)) from None
 
 
-def _offset(offset: int | None) -> int | str:
+def _format_offset(offset: int | None) -> int | str:
     return figures.UNKNOWN if offset is None else offset
 
 
-def _plan(
+def _make_plan(
     group: str,
     topic: str,
-    wanted: dict[TopicPartition, int],
+    new_offsets: dict[TopicPartition, int],
     current: dict[TopicPartition, int | None],
-) -> Plan:
-    moves = {where: at for where, at in sorted(wanted.items()) if current[where] != at}
+) -> ActionPlan:
+    moves = {
+        partition: offset
+        for partition, offset in sorted(new_offsets.items())
+        if current[partition] != offset
+    }
     if not moves:
-        raise Mistake("The positions are there already. Nothing is to move.")
-    over = sum(max(0, at - (current[where] or 0)) for where, at in moves.items())
-    again = sum(max(0, (current[where] or 0) - at) for where, at in moves.items())
+        raise ActionError("The positions are there already. Nothing is to move.")
+    over = sum(max(0, offset - (current[partition] or 0)) for partition, offset in moves.items())
+    again = sum(max(0, (current[partition] or 0) - offset) for partition, offset in moves.items())
     sentences = [
-        f"{plural(len(moves), 'position')} of group {group} in topic {topic}"
+        f"{format_plural(len(moves), 'position')} of group {group} in topic {topic}"
         f" {'moves' if len(moves) == 1 else 'move'}."
     ]
     if over:
-        sentences.append(f"Up to {plural(over, 'record')} are skipped and never delivered.")
+        sentences.append(f"Up to {format_plural(over, 'record')} are skipped and never delivered.")
     if again:
         sentences.append(
-            f"Up to {plural(again, 'record')} are delivered again, also those that were completed."
+            f"Up to {format_plural(again, 'record')} are delivered again, also those that were "
+            "completed."
         )
 
-    async def run(client: Client, _run: Run) -> Result:
+    async def run(client: Client, _run: ActionRun) -> ActionResult:
         expect(await client.admin.share_groups.alter_offsets(group, moves))
-        return Result(f"Moved {plural(len(moves), 'position')} of group {group} in {topic}.")
+        return ActionResult(
+            f"Moved {format_plural(len(moves), 'position')} of group {group} in {topic}."
+        )
 
     rows = tuple(
-        (w.partition, _offset(current[w]), at, at - (current[w] or 0)) for w, at in moves.items()
+        (w.partition, _format_offset(current[w]), offset, offset - (current[w] or 0))
+        for w, offset in moves.items()
     )
-    return Plan(
+    return ActionPlan(
         ResetOffsets.title,
         tuple(sentences),
-        f"Move {plural(len(moves), 'position')}",
+        f"Move {format_plural(len(moves), 'position')}",
         {
             "group": group,
             "topic": topic,
             "to": ", ".join(f"{w.partition}@{o}" for w, o in moves.items())[:500],
         },
-        groups.back_to(group),
+        groups.make_back_link(group),
         tuple(sorted(current.items())),
         run,
         Table(

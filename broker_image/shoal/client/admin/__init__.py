@@ -1,0 +1,1 @@
+"""Administration: topics, groups, configs, quotas, permissions, offsets and lag."""

@@ -1,0 +1,1 @@
+"""Consumers: fetching, group membership, positions, individual commits and key ranges."""

@@ -1,0 +1,1 @@
+"""Producers: batches, partitions and transactions."""

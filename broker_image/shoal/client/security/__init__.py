@@ -1,0 +1,1 @@
+"""How a client authenticates, and how it checks the broker."""

@@ -1,0 +1,1 @@
+"""Members of share groups: acquire, acknowledge, renew and release."""

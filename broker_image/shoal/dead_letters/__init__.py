@@ -1,0 +1,1 @@
+"""Dead letters: their format, their topics, and sending them back."""
