@@ -31,6 +31,13 @@ class Extension(NamedTuple):
     module: str
 
 
+class Target(NamedTuple):
+    """The Python that a module is for: the folder of its headers, and how its modules end."""
+
+    headers: Path
+    suffix: str
+
+
 EXTENSIONS = (
     Extension(
         "Loops of key order", "shoal/coordinator/share/native", "shoal/coordinator/share/_bulk"
@@ -38,6 +45,8 @@ EXTENSIONS = (
     Extension("Validation of records", "shoal/record/native", "shoal/record/_walk"),
 )
 FLAGS = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+#: A function that this Python does not declare would return an int.
+FLAGS += ["-Werror=implicit-function-declaration"]
 
 
 def batch_constants(folder: Path) -> list[str]:
@@ -46,31 +55,36 @@ def batch_constants(folder: Path) -> list[str]:
     return [f"-D{name}={value}" for name, value in layout["C_CONSTANTS"].items()]
 
 
-def module_path(folder: Path, extension: Extension) -> Path:
-    """Return the file that a module is compiled into, for this Python."""
-    return folder / f"{extension.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
+def get_own_target() -> Target:
+    """Return the Python that runs this."""
+    return Target(Path(sysconfig.get_path("include")), sysconfig.get_config_var("EXT_SUFFIX"))
 
 
-def build(folder: Path, extension: Extension) -> str | None:
-    """Compile in place: None on success, else the reason of the failure."""
+def module_path(folder: Path, extension: Extension, target: Target) -> Path:
+    """Return the file that a module is compiled into."""
+    return folder / f"{extension.module}{target.suffix}"
+
+
+def build(folder: Path, extension: Extension, target: Target) -> str | None:
+    """Compile in place: None on success, else the reason of the failure. The compiler is that of
+    the variable CC, which makes code for the target's machine."""
     command = shlex.split(os.environ.get("CC", "cc"))
     if not shutil.which(command[0]):
         return f"there is no C compiler ({command[0]})"
-    include = Path(sysconfig.get_path("include"))
-    if not (include / "Python.h").exists():
-        return f"there is no Python.h in {include}"
+    if not (target.headers / "Python.h").exists():
+        return f"there is no Python.h in {target.headers}"
     try:
         defines = batch_constants(folder)
     except OSError as error:
         return str(error)
-    made = module_path(folder, extension)
+    made = module_path(folder, extension, target)
     part = made.with_name(f"{made.name}.part{os.getpid()}")
     found = (folder / extension.sources).glob("*.c")
     # Relative to the folder: a module has the same bytes wherever it is compiled.
     sources = sorted(str(path.relative_to(folder)) for path in found)
     output = str(part.relative_to(folder))
     done = subprocess.run(
-        [*command, *FLAGS, *defines, f"-I{include}", "-o", output, *sources],
+        [*command, *FLAGS, *defines, f"-I{target.headers}", "-o", output, *sources],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -86,7 +100,7 @@ def build(folder: Path, extension: Extension) -> str | None:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
     for extension in EXTENSIONS:
-        refused = build(folder, extension)
+        refused = build(folder, extension, get_own_target())
         outcome = "compiled" if refused is None else f"left in Python: {refused}"
         print(f"{extension.name}: {outcome}.", file=sys.stderr)
 

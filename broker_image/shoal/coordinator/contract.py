@@ -1,8 +1,8 @@
 """The interface of every replicated state machine.
 
-A *decision* takes a shard and a request and returns a `Result`: the records to append to the
-shard's partition, and the replies to send once those records are committed. A decision changes no
-hard state. Only `Shard.replay` does, right after the append and when a shard is rebuilt from its
+A *decision* takes a shard and a request and returns a `CoordinatorResult`: the records to append to
+the shard's partition, and the replies to send once those records are committed. A decision changes
+no hard state. Only `Shard.replay` does, right after the append and when a shard is rebuilt from its
 log. So a failed append needs no rollback: the shard is dropped and loaded again.
 
 Leases, parked requests and timers are soft state. A decision may change them, and a rebuilt shard
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Token = Any
 
 
-class Record(NamedTuple):
+class CoordinatorRecord(NamedTuple):
     """A record of the shard's partition: the encoded key, and the encoded value or None
     (tombstone)."""
 
@@ -44,7 +44,7 @@ class Reply(NamedTuple):
     response: Mapping[str, Any]
 
 
-class Result(NamedTuple):
+class CoordinatorResult(NamedTuple):
     """The result of a decision: `records` are appended as one batch, then `replies` are sent.
 
     With a `producer` the records belong to its open transaction. They form a batch of their own,
@@ -54,13 +54,13 @@ class Result(NamedTuple):
     records are committed. Their classes belong to the shard.
     """
 
-    records: Sequence[Record] = ()
+    records: Sequence[CoordinatorRecord] = ()
     replies: Sequence[Reply] = ()
     effects: Sequence[Any] = ()
     producer: ProducerIdAndEpoch | None = None
 
 
-class Replayed(NamedTuple):
+class RecordOrigin(NamedTuple):
     """The position of a replayed record in its log."""
 
     offset: int
@@ -77,11 +77,11 @@ class Shard(Protocol):
     def next_deadline_ms(self) -> int | None:
         """When `tick` is due; None without a deadline."""
 
-    def replay(self, record: Record, at: Replayed) -> None:
+    def replay(self, record: CoordinatorRecord, origin: RecordOrigin) -> None:
         """Apply one record to hard state. Records of unknown types are ignored."""
 
-    def loaded(self, now_ms: int) -> None:
+    def on_loaded(self, now_ms: int) -> None:
         """Set the deadlines of the loaded state. The log has been replayed to its end."""
 
-    def tick(self, now_ms: int) -> Result:
+    def tick(self, now_ms: int) -> CoordinatorResult:
         """Serve deadlines: expire sessions, locks and offsets, and end rebalances."""

@@ -1,6 +1,6 @@
 """The orders of Java's collections, where a client or a comparison with Kafka can see them.
 
-`string_hash` maps a key to its partition of an internal topic. The task assignor of streams groups
+`hash_string` maps a key to its partition of an internal topic. The task assignor of streams groups
 breaks ties by the iteration order of `HashMap` and by the heap of `PriorityQueue`. Both are
 specified by their implementation, which has been stable since Java 8.
 """
@@ -24,7 +24,7 @@ _RUN_POWER = pow(31, _RUN, 1 << 32)
 _LOW_HALVES = int.from_bytes(b"\0\0\0\0\xff\xff\xff\xff" * _RUN, "big")
 
 
-def string_hash(text: str) -> int:
+def hash_string(text: str) -> int:
     """`String.hashCode`: a signed 32-bit integer."""
     encoded = text.encode("utf-16-be", "surrogatepass")
     if len(encoded) > 2 * _RUN:
@@ -48,13 +48,13 @@ def _fold(encoded: bytes) -> tuple[int, ...]:
     slots, begin = bytearray(size), size - 4 * len(encoded)
     slots[begin + 6 :: 8], slots[begin + 7 :: 8] = encoded[::2], encoded[1::2]
     total = 0
-    for at in range(0, size, 8 * _RUN):
-        run = int.from_bytes(slots[at : at + 8 * _RUN], "big")
+    for run_start in range(0, size, 8 * _RUN):
+        run = int.from_bytes(slots[run_start : run_start + 8 * _RUN], "big")
         total = (total * _RUN_POWER & _LOW_HALVES) + run
     return struct.unpack(f">{_RUN}Q", total.to_bytes(8 * _RUN, "big"))
 
 
-def hash_order(keys: Iterable[str], capacity: int = DEFAULT_CAPACITY) -> list[str]:
+def sort_by_hash(keys: Iterable[str], capacity: int = DEFAULT_CAPACITY) -> list[str]:
     """Return the distinct keys in the iteration order of a `HashMap` into which they are put.
 
     `capacity` is the argument of the map's constructor. The order of keys in one bucket is that of
@@ -62,17 +62,41 @@ def hash_order(keys: Iterable[str], capacity: int = DEFAULT_CAPACITY) -> list[st
     random keys, less than one map in a million has such a bucket.
     """
     distinct = list(dict.fromkeys(keys))
+    buckets = _round_up(capacity)
+    while len(distinct) > buckets * 3 // 4:
+        buckets *= 2
+    return _sort_by_bucket(distinct, buckets)
+
+
+def sort_computed_by_hash(keys: Iterable[str], capacity: int = DEFAULT_CAPACITY) -> list[str]:
+    """The same for a `HashMap` with which `computeIfAbsent` is called for each of the keys.
+
+    It puts a new key before the others of its bucket. It makes room when it is called next, also
+    with a key that the map has.
+    """
+    distinct: dict[str, None] = {}
+    buckets = _round_up(capacity)
+    for key in keys:
+        if len(distinct) > buckets * 3 // 4:
+            buckets *= 2
+        distinct.setdefault(key)
+    return _sort_by_bucket(list(reversed(distinct)), buckets)
+
+
+def _round_up(capacity: int) -> int:
+    """Return the number of buckets of a new map."""
     buckets = 1
     while buckets < capacity:
         buckets *= 2
-    while len(distinct) > buckets * 3 // 4:
-        buckets *= 2
+    return buckets
 
-    def bucket(key: str) -> int:
-        value = string_hash(key) & 0xFFFFFFFF
+
+def _sort_by_bucket(keys: list[str], buckets: int) -> list[str]:
+    def get_bucket(key: str) -> int:
+        value = hash_string(key) & 0xFFFFFFFF
         return (value ^ value >> 16) & (buckets - 1)
 
-    return sorted(distinct, key=bucket)
+    return sorted(keys, key=get_bucket)
 
 
 class PriorityQueue(Generic[T]):
@@ -92,16 +116,16 @@ class PriorityQueue(Generic[T]):
 
     def add(self, item: T) -> None:
         heap, key = self._heap, self._key(item)
-        at = len(heap)
+        index = len(heap)
         entry = (key, item)
         heap.append(entry)
-        while at:
-            parent = (at - 1) // 2
+        while index:
+            parent = (index - 1) // 2
             if key >= heap[parent][0]:
                 break
-            heap[at] = heap[parent]
-            at = parent
-        heap[at] = entry
+            heap[index] = heap[parent]
+            index = parent
+        heap[index] = entry
 
     def poll(self) -> T:
         """Remove and return the first item. Raises `IndexError` if the queue is empty."""
@@ -109,14 +133,14 @@ class PriorityQueue(Generic[T]):
         entry = heap.pop()
         if not heap:
             return entry[1]
-        first, key, at, size = heap[0], entry[0], 0, len(heap)
-        while at < size // 2:
-            child = 2 * at + 1
+        first, key, index, size = heap[0], entry[0], 0, len(heap)
+        while index < size // 2:
+            child = 2 * index + 1
             if child + 1 < size and heap[child][0] > heap[child + 1][0]:
                 child += 1
             if key <= heap[child][0]:
                 break
-            heap[at] = heap[child]
-            at = child
-        heap[at] = entry
+            heap[index] = heap[child]
+            index = child
+        heap[index] = entry
         return first[1]

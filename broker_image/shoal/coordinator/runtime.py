@@ -27,10 +27,10 @@ from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from shoal.coordinator.contract import (
+    CoordinatorRecord,
+    CoordinatorResult,
     ProducerIdAndEpoch,
-    Record,
-    Replayed,
-    Result,
+    RecordOrigin,
     Shard,
     Token,
 )
@@ -38,6 +38,8 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 #: Decisions that `tick` makes for one shard before it returns to the event loop.
 TICK_STEPS_MAX = 256
+#: About the most records that it decides for all shards before that: 10 to 20 ms of work.
+TICK_RECORDS_MAX = 1_000
 #: The largest overhead of a record in a batch, beyond its key and value, in bytes.
 RECORD_OVERHEAD_BYTES = 32
 
@@ -50,7 +52,7 @@ _ADVISE_RETRY = {
 _ADVISE_FIND = {ErrorCode.not_leader_or_follower, ErrorCode.kafka_storage_error}
 
 
-class AppendFailed(Exception):
+class AppendError(Exception):
     """A batch was not appended: none of its records is in the log."""
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
@@ -61,19 +63,19 @@ class AppendFailed(Exception):
 class Ports(Protocol):
     """What a runtime needs from the server."""
 
-    def end_offset(self, partition: int) -> int:
+    def get_end_offset(self, partition: int) -> int:
         """The offset of the partition's next record."""
 
     def append(
         self,
         partition: int,
-        records: Sequence[Record],
+        records: Sequence[CoordinatorRecord],
         producer: ProducerIdAndEpoch | None = None,
     ) -> int:
         """Append one batch, in the transaction of `producer` if there is one. Returns the offset of
-        its last record. Raises `AppendFailed`."""
+        its last record. Raises `AppendError`."""
 
-    def high_watermark(self, partition: int) -> int:
+    def get_high_watermark(self, partition: int) -> int:
         """The offset below which the partition's records are committed."""
 
     def deliver(self, token: Token, response: Mapping[str, Any]) -> None:
@@ -96,17 +98,17 @@ class Ports(Protocol):
 _ABSENT = object()
 
 S = TypeVar("S", bound=Shard)
-Decide = Callable[[S, int, Token], Result]
+Decide = Callable[[S, int, Token], CoordinatorResult]
 
 
-class Phase(Enum):
+class ShardPhase(Enum):
     """The phase of a shard: its log is being replayed, or it serves requests."""
 
     LOADING = "loading"
     ACTIVE = "active"
 
 
-class _Parked(NamedTuple):
+class _ParkedReply(NamedTuple):
     """A reply that is sent once `offset` is below the high watermark."""
 
     offset: int
@@ -115,7 +117,7 @@ class _Parked(NamedTuple):
     response: Mapping[str, Any]
 
 
-class _Owned(Generic[S]):
+class _OwnedShard(Generic[S]):
     """A shard, and the state that its runtime keeps for it."""
 
     __slots__ = (
@@ -133,15 +135,15 @@ class _Owned(Generic[S]):
 
     def __init__(self, shard: S) -> None:
         self.shard = shard
-        self.phase = Phase.LOADING
+        self.phase = ShardPhase.LOADING
         #: Records that are replayed and not appended yet.
-        self.batch: list[Record] = []
+        self.batch: list[CoordinatorRecord] = []
         self.batch_size = 0
         #: The producer whose transaction the batch belongs to.
         self.producer: ProducerIdAndEpoch | None = None
         #: The offset of the next record of a decision.
         self.next_offset = 0
-        self.parked: deque[_Parked] = deque()
+        self.parked: deque[_ParkedReply] = deque()
         #: The last offset whose reply has timed out, until the offset is committed; else -1.
         self.overdue = -1
         #: Effects to perform once their offset is below the high watermark.
@@ -150,7 +152,7 @@ class _Owned(Generic[S]):
         self.waiting: dict[Token, None] = {}
 
 
-class Runtime(Generic[S]):
+class CoordinatorRuntime(Generic[S]):
     """The shards of one coordinator, by partition of its internal topic."""
 
     def __init__(
@@ -165,7 +167,7 @@ class Runtime(Generic[S]):
         self._new_shard = new_shard
         self._batch_bytes_max = batch_bytes_max
         self._write_timeout_ms = write_timeout_ms
-        self._owned: dict[int, _Owned[S]] = {}
+        self._owned: dict[int, _OwnedShard[S]] = {}
         self._dirty: dict[int, None] = {}
 
     # Ownership.
@@ -173,20 +175,20 @@ class Runtime(Generic[S]):
     def begin(self, partition: int) -> S:
         """Create the shard of a partition that this broker leads now, to replay its log into it."""
         assert partition not in self._owned, partition
-        owned = self._owned[partition] = _Owned(self._new_shard(partition))
+        owned = self._owned[partition] = _OwnedShard(self._new_shard(partition))
         return owned.shard
 
     def activate(self, partition: int, now_ms: int) -> None:
         """Serve requests. The log has been replayed to its end."""
         owned = self._owned[partition]
-        owned.next_offset = self._ports.end_offset(partition)
-        owned.phase = Phase.ACTIVE
-        owned.shard.loaded(now_ms)
+        owned.next_offset = self._ports.get_end_offset(partition)
+        owned.phase = ShardPhase.ACTIVE
+        owned.shard.on_loaded(now_ms)
 
-    def loading(self, partition: int) -> S:
+    def get_loading(self, partition: int) -> S:
         """The shard that is being replayed into."""
         owned = self._owned[partition]
-        assert owned.phase is Phase.LOADING
+        assert owned.phase is ShardPhase.LOADING
         return owned.shard
 
     def resign(self, partition: int, code: ErrorCode = ErrorCode.not_coordinator) -> None:
@@ -197,15 +199,15 @@ class Runtime(Generic[S]):
             for token in owned.waiting:
                 self._ports.fail(token, ApiError(code))
 
-    def phase(self, partition: int) -> Phase | None:
+    def get_phase(self, partition: int) -> ShardPhase | None:
         """The phase of a shard; None for a partition that another broker leads."""
         owned = self._owned.get(partition)
         return None if owned is None else owned.phase
 
-    def active(self) -> list[tuple[int, S]]:
+    def list_active(self) -> list[tuple[int, S]]:
         """The shards that serve requests, by partition."""
-        found = sorted(self._owned.items())
-        return [(p, owned.shard) for p, owned in found if owned.phase is Phase.ACTIVE]
+        owned_shards = sorted(self._owned.items())
+        return [(p, owned.shard) for p, owned in owned_shards if owned.phase is ShardPhase.ACTIVE]
 
     def is_overdue(self, partition: int) -> bool:
         """Whether writes to the partition are not committed in time, so that it refuses requests.
@@ -215,7 +217,7 @@ class Runtime(Generic[S]):
 
     @property
     def loading_partitions(self) -> list[int]:
-        return [p for p, owned in self._owned.items() if owned.phase is Phase.LOADING]
+        return [p for p, owned in self._owned.items() if owned.phase is ShardPhase.LOADING]
 
     # Decisions.
 
@@ -227,7 +229,7 @@ class Runtime(Generic[S]):
         if owned is None:
             self._ports.fail(token, ApiError(ErrorCode.not_coordinator))
             return
-        if owned.phase is Phase.LOADING:
+        if owned.phase is ShardPhase.LOADING:
             self._ports.fail(token, ApiError(ErrorCode.coordinator_load_in_progress))
             return
         if owned.overdue >= 0:
@@ -251,17 +253,21 @@ class Runtime(Generic[S]):
         owned = self._owned.get(partition)
         if owned is None:
             raise ApiError(ErrorCode.not_coordinator)
-        if owned.phase is Phase.LOADING:
+        if owned.phase is ShardPhase.LOADING:
             raise ApiError(ErrorCode.coordinator_load_in_progress)
         return owned.shard
 
-    def apply(self, partition: int, decide: Callable[[S, int], Result], now_ms: int) -> None:
+    def apply(
+        self, partition: int, decide: Callable[[S, int], CoordinatorResult], now_ms: int
+    ) -> None:
         """Decide without a request of a client, if the shard serves."""
         owned = self._owned.get(partition)
-        if owned is not None and owned.phase is Phase.ACTIVE:
+        if owned is not None and owned.phase is ShardPhase.ACTIVE:
             self._take(partition, owned, decide(owned.shard, now_ms), now_ms)
 
-    def _take(self, partition: int, owned: _Owned[S], result: Result, now_ms: int) -> None:
+    def _take(
+        self, partition: int, owned: _OwnedShard[S], result: CoordinatorResult, now_ms: int
+    ) -> None:
         if result.records:
             size = 0
             for key, value in result.records:
@@ -277,13 +283,13 @@ class Runtime(Generic[S]):
             owned.producer = result.producer
             self._replay(partition, owned, result.records, size, now_ms)
         last_offset = owned.next_offset - 1
-        committed = not owned.batch and last_offset < self._ports.high_watermark(partition)
+        committed = not owned.batch and last_offset < self._ports.get_high_watermark(partition)
         for token, response in result.replies:
             if committed:
                 self._deliver(owned, token, response)
             else:
                 deadline_ms = now_ms + self._write_timeout_ms
-                owned.parked.append(_Parked(last_offset, deadline_ms, token, response))
+                owned.parked.append(_ParkedReply(last_offset, deadline_ms, token, response))
         for effect in result.effects:
             if committed:
                 self._ports.perform(effect)
@@ -291,13 +297,18 @@ class Runtime(Generic[S]):
                 owned.effects.append((last_offset, effect))
 
     def _replay(
-        self, partition: int, owned: _Owned[S], records: Sequence[Record], size: int, now_ms: int
+        self,
+        partition: int,
+        owned: _OwnedShard[S],
+        records: Sequence[CoordinatorRecord],
+        size: int,
+        now_ms: int,
     ) -> None:
         producer_id, epoch = owned.producer or (-1, -1)
         transactional = owned.producer is not None
         for record in records:
-            at = Replayed(owned.next_offset, now_ms, producer_id, epoch, transactional)
-            owned.shard.replay(record, at)
+            origin = RecordOrigin(owned.next_offset, now_ms, producer_id, epoch, transactional)
+            owned.shard.replay(record, origin)
             owned.next_offset += 1
         owned.batch.extend(records)
         owned.batch_size += size
@@ -305,7 +316,7 @@ class Runtime(Generic[S]):
             self._ports.flush_soon()
         self._dirty[partition] = None
 
-    def _refuse_large(self, owned: _Owned[S], result: Result, size: int) -> None:
+    def _refuse_large(self, owned: _OwnedShard[S], result: CoordinatorResult, size: int) -> None:
         """Refuse a decision that does not fit in one batch. None of it takes effect."""
         limit = self._batch_bytes_max
         for token, _ in result.replies:
@@ -313,7 +324,7 @@ class Runtime(Generic[S]):
                 message = f"The write has {size} bytes of records; the maximum is {limit}."
                 self._ports.fail(token, ApiError(ErrorCode.unknown_server_error, message))
 
-    def _deliver(self, owned: _Owned[S], token: Token, response: Mapping[str, Any]) -> None:
+    def _deliver(self, owned: _OwnedShard[S], token: Token, response: Mapping[str, Any]) -> None:
         if owned.waiting.pop(token, _ABSENT) is None:
             self._ports.deliver(token, response)
 
@@ -335,12 +346,12 @@ class Runtime(Generic[S]):
                 last_offset = self._ports.append(partition, batch)
             else:
                 last_offset = self._ports.append(partition, batch, owned.producer)
-        except AppendFailed as failed:
-            self.resign(partition, response_error(failed.code))
+        except AppendError as failed:
+            self.resign(partition, to_response_error(failed.code))
             self._ports.reload(partition)
             return
         assert last_offset == owned.next_offset - 1, f"{last_offset} in {partition}"
-        self.committed(partition, self._ports.high_watermark(partition))
+        self.on_high_watermark(partition, self._ports.get_high_watermark(partition))
 
     def append_marker(
         self, partition: int, append: Callable[[], object], ended: Callable[[S], None]
@@ -365,7 +376,7 @@ class Runtime(Generic[S]):
             owned.next_offset -= not appended
         ended(shard)
 
-    def committed(self, partition: int, high_watermark: int) -> None:
+    def on_high_watermark(self, partition: int, high_watermark: int) -> None:
         """The high watermark has advanced: send the replies that waited for it."""
         owned = self._owned.get(partition)
         if owned is None:
@@ -384,14 +395,14 @@ class Runtime(Generic[S]):
     @property
     def next_deadline_ms(self) -> int | None:
         """When `tick` is due; None without a deadline."""
-        due = [at_ms for p in self._owned if (at_ms := self.deadline_of(p)) is not None]
+        due = [at_ms for p in self._owned if (at_ms := self.get_deadline_ms(p)) is not None]
         return min(due, default=None)
 
-    def deadline_of(self, partition: int) -> int | None:
+    def get_deadline_ms(self, partition: int) -> int | None:
         """When the shard of a partition is due, or its oldest uncommitted write times out; None if
         it does not serve."""
         owned = self._owned.get(partition)
-        if owned is None or owned.phase is not Phase.ACTIVE:
+        if owned is None or owned.phase is not ShardPhase.ACTIVE:
             return None
         due_ms = owned.shard.next_deadline_ms
         if not owned.parked:
@@ -400,20 +411,24 @@ class Runtime(Generic[S]):
         return first_ms if due_ms is None else min(due_ms, first_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Serve the deadlines of all shards, in a bounded number of steps each."""
+        """Serve the deadlines of the shards, in a bounded number of steps each, and with a bounded
+        number of records for all. The others are due in the next call."""
+        records_left = TICK_RECORDS_MAX
         for partition, owned in list(self._owned.items()):
-            if owned.phase is not Phase.ACTIVE:
+            if owned.phase is not ShardPhase.ACTIVE:
                 continue
             for _ in range(TICK_STEPS_MAX):
                 due_ms = owned.shard.next_deadline_ms
-                if due_ms is None or due_ms > now_ms:
+                if due_ms is None or due_ms > now_ms or records_left <= 0:
                     break
-                self._take(partition, owned, owned.shard.tick(now_ms), now_ms)
+                result = owned.shard.tick(now_ms)
+                records_left -= len(result.records)
+                self._take(partition, owned, result, now_ms)
                 if self._owned.get(partition) is not owned:
                     break
             self._give_up_waiting(owned, now_ms)
 
-    def _give_up_waiting(self, owned: _Owned[S], now_ms: int) -> None:
+    def _give_up_waiting(self, owned: _OwnedShard[S], now_ms: int) -> None:
         """Refuse replies whose records are not committed in time. They may be committed later;
         until then other requests are refused too."""
         while owned.parked and owned.parked[0].deadline_ms <= now_ms:
@@ -422,7 +437,7 @@ class Runtime(Generic[S]):
                 self._ports.fail(token, ApiError(ErrorCode.coordinator_not_available))
 
 
-def response_error(code: ErrorCode) -> ErrorCode:
+def to_response_error(code: ErrorCode) -> ErrorCode:
     """Return the error for a client whose write failed with `code`, by Kafka's mapping: retry, look
     up the coordinator, or reduce the request."""
     if code in _ADVISE_RETRY:

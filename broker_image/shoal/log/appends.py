@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log import resent
 from shoal.log.errors import AppendRefused
-from shoal.log.validation import ValidatedBatch, follower_batch, recompressed, validate
+from shoal.log.validation import ValidatedBatch, check_follower_batch, recompress, validate
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import (
     CONTROL_BIT,
@@ -24,8 +24,8 @@ from shoal.record.batch import (
     CorruptBatch,
     TimestampType,
     assign,
-    headers,
-    prefix,
+    build_prefix,
+    iter_headers,
     read_header,
 )
 from shoal.record.control import EndTransactionMarker, read_marker
@@ -34,23 +34,24 @@ from shoal.record.records import build_batch, build_own_batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.log.producers import WrittenBatch
+    from shoal.log.producers import BatchMetadata
     from shoal.log.state import LogState
 
 #: The first bytes of a batch, which an append replaces and the CRC does not cover.
 _PREFIX_SIZE = 16
 
 
-class Origin(IntEnum):
+class AppendOrigin(IntEnum):
     """Who appends, which determines the checks."""
 
     CLIENT = 0
     COORDINATOR = 1
 
 
-class Appended(NamedTuple):
+class LogAppendInfo(NamedTuple):
     """The position of an appended batch. `append_time_ms` is -1 under create time. `duplicate` is
-    set if the batch was there before. `size` is the bytes that a leader's append has added."""
+    set if the batch was there before. `size` is the bytes that a leader's append has added.
+    `known_offset` is that of the first record, if ids show that it was there before."""
 
     base_offset: int
     last_offset: int
@@ -58,49 +59,52 @@ class Appended(NamedTuple):
     log_start_offset: int
     duplicate: bool = False
     size: int = 0
+    known_offset: int = -1
 
 
-def of_client(
+def append_client_batch(
     log: LogState, batch: Buffer | ValidatedBatch, now_ms: int, leader_epoch: int
-) -> Appended:
+) -> LogAppendInfo:
     """Append one batch of a producer, or return the position of an earlier duplicate."""
     if not isinstance(batch, ValidatedBatch):
         batch = validate(batch, log.config, now_ms)
-    header, data, _ = batch
+    header, data = batch.header, batch.data
     if header.producer_id != NO_PRODUCER_ID:
         duplicate = resent.check(log, header)
         if duplicate is not None:
-            return _again(log, duplicate)
-    return _place(log, data, header, now_ms, leader_epoch)
+            return build_duplicate_info(log, duplicate)
+    return _write_checked_batch(log, data, header, now_ms, leader_epoch)
 
 
-def of_coordinator(log: LogState, data: Buffer, now_ms: int, leader_epoch: int) -> Appended:
+def append_coordinator_batches(
+    log: LogState, data: Buffer, now_ms: int, leader_epoch: int
+) -> LogAppendInfo:
     """Append one or more batches that this broker has built."""
     try:
-        batches = [(at, header) for at, header in headers(data)]
+        batches = [(position, header) for position, header in iter_headers(data)]
     except CorruptBatch as error:
         raise AppendRefused(ErrorCode.corrupt_message, str(error)) from None
     if not batches or batches[-1][0] + batches[-1][1].size != len(data):
         raise AppendRefused(ErrorCode.corrupt_message, f"no whole batches in {len(data)} bytes")
     view = memoryview(data)
-    last = Appended(-1, -1, -1, log.log_start_offset)
+    last = LogAppendInfo(-1, -1, -1, log.log_start_offset)
     base_offset = log.log_end_offset
-    for at, header in batches:
+    for position, header in batches:
         if header.producer_id != NO_PRODUCER_ID and not header.is_control:
             log.producers.check(header, client=False)
-        one, header = recompressed(view[at : at + header.size], header, log.config)
-        last = _place(log, one, header, now_ms, leader_epoch)
+        batch, header = recompress(view[position : position + header.size], header, log.config)
+        last = _write_checked_batch(log, batch, header, now_ms, leader_epoch)
     return last._replace(base_offset=base_offset, size=len(data))
 
 
-def of_records(
+def append_coordinator_records(
     log: LogState, records: Sequence[tuple[bytes, bytes | None]], now_ms: int, leader_epoch: int
-) -> Appended:
+) -> LogAppendInfo:
     """Append a coordinator's records as one batch, built in its final form without checks."""
     config, base_offset = log.config, log.log_end_offset
     if config.compression_type != "producer" or config.message_timestamp_type != "CreateTime":
         batch = build_batch((now_ms, key, value, ()) for key, value in records)
-        return of_coordinator(log, batch, now_ms, leader_epoch)
+        return append_coordinator_batches(log, batch, now_ms, leader_epoch)
     if leader_epoch > log.epochs.latest:
         log.write_epoch(leader_epoch, base_offset)
     data = build_own_batch(
@@ -108,21 +112,21 @@ def of_records(
     )
     last_offset = base_offset + len(records) - 1
     log.write((data,), len(data), base_offset, last_offset, now_ms, now_ms)
-    return Appended(base_offset, last_offset, -1, log.log_start_offset, False, len(data))
+    return LogAppendInfo(base_offset, last_offset, -1, log.log_start_offset, False, len(data))
 
 
-def of_leader(log: LogState, data: Buffer, now_ms: int) -> Appended:
+def append_leader_batches(log: LogState, data: Buffer, now_ms: int) -> LogAppendInfo:
     """Append a leader's batches with their offsets and epochs, ignoring a partial last one.
     Batches before a refused one stay."""
     view, first = memoryview(data), -1
     try:
-        for at, header in headers(data):
-            follower_batch(data, at, header, log.log_end_offset)
-            marker = _marker_of(data, at, header)
+        for position, header in iter_headers(data):
+            check_follower_batch(data, position, header, log.log_end_offset)
+            marker = _read_end_marker(data, position, header)
             if header.leader_epoch > log.epochs.latest:
                 log.write_epoch(header.leader_epoch, header.base_offset)
             log.write(
-                [view[at : at + header.size]],
+                [view[position : position + header.size]],
                 header.size,
                 header.base_offset,
                 header.last_offset,
@@ -134,7 +138,7 @@ def of_leader(log: LogState, data: Buffer, now_ms: int) -> Appended:
             first = header.base_offset if first < 0 else first
     except CorruptBatch as error:
         raise AppendRefused(ErrorCode.corrupt_message, str(error)) from None
-    return Appended(first, log.log_end_offset - 1, -1, log.log_start_offset)
+    return LogAppendInfo(first, log.log_end_offset - 1, -1, log.log_start_offset)
 
 
 def _note_producer(
@@ -153,9 +157,9 @@ def _note_producer(
             log.active.txn_index.extend([aborted])
 
 
-def _place(
+def _write_checked_batch(
     log: LogState, data: Buffer, header: BatchHeader, now_ms: int, leader_epoch: int
-) -> Appended:
+) -> LogAppendInfo:
     """Set a checked batch's offset, epoch and perhaps time, and write it."""
     config = log.config
     base_offset = log.log_end_offset
@@ -165,12 +169,12 @@ def _place(
         data = bytearray(data)
         assign(data, 0, base_offset, leader_epoch, now_ms)
         header = read_header(data)
-    marker = _marker_of(data, 0, header)
+    marker = _read_end_marker(data, 0, header)
     if marker is not None:
         log.producers.check_marker(header, marker)
     if leader_epoch > log.epochs.latest:
         log.write_epoch(leader_epoch, base_offset)
-    head = prefix(data, 0, base_offset, leader_epoch)
+    head = build_prefix(data, 0, base_offset, leader_epoch)
     size, last_offset = header.batch_length + OVERHEAD, base_offset + header.last_offset_delta
     log.write(
         [head, memoryview(data)[_PREFIX_SIZE:]],
@@ -182,13 +186,13 @@ def _place(
     )
     if header.producer_id != NO_PRODUCER_ID:
         _note_producer(log, header, marker, base_offset, now_ms)
-    return Appended(base_offset, last_offset, append_time, log.log_start_offset, False, size)
+    return LogAppendInfo(base_offset, last_offset, append_time, log.log_start_offset, False, size)
 
 
-def _again(log: LogState, batch: WrittenBatch) -> Appended:
+def build_duplicate_info(log: LogState, batch: BatchMetadata) -> LogAppendInfo:
     """Return the position of a batch that is in the log already."""
     append_time = log.config.timestamp_type is TimestampType.LOG_APPEND_TIME
-    return Appended(
+    return LogAppendInfo(
         batch.base_offset,
         batch.last_offset,
         batch.timestamp if append_time else -1,
@@ -197,11 +201,13 @@ def _again(log: LogState, batch: WrittenBatch) -> Appended:
     )
 
 
-def _marker_of(data: Buffer, at: int, header: BatchHeader) -> EndTransactionMarker | None:
+def _read_end_marker(
+    data: Buffer, position: int, header: BatchHeader
+) -> EndTransactionMarker | None:
     """Return the transaction marker of a control batch, or None. Raises `AppendRefused`."""
     if not header.attributes & CONTROL_BIT or header.producer_id == NO_PRODUCER_ID:
         return None
     try:
-        return read_marker(data, at)
+        return read_marker(data, position)
     except CorruptBatch as error:
         raise AppendRefused(ErrorCode.corrupt_message, str(error)) from None

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def _read_lines(storage: Storage, path: str) -> list[list[str]] | None:
     try:
-        return _lines(storage.read_file(path))
+        return _parse_lines(storage.read_file(path))
     except FileNotFoundError:
         return None
 
 
-def _lines(data: bytes) -> list[list[str]] | None:
+def _parse_lines(data: bytes) -> list[list[str]] | None:
     try:
         lines = data.decode().splitlines()
     except UnicodeDecodeError:
@@ -62,7 +62,7 @@ def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]] | None:
 
 def parse_epochs(data: bytes) -> list[tuple[int, int]] | None:
     """Return the (epoch, start offset) pairs in the contents of a checkpoint; None if invalid."""
-    entries = _lines(data)
+    entries = _parse_lines(data)
     if entries is None:
         return None
     try:

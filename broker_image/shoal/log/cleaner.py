@@ -6,15 +6,17 @@ that a later one of the same key replaces, expired tombstones, and records of ab
 Offsets, sequences and epochs do not change.
 
 `log.compaction` cleans the local log in this way, and `server.tiered.cleaning` remote segments.
-Methods are generators that yield after each bounded step.
+Methods are generators that yield after each bounded step. A few kilobytes of a batch may expand to
+128 MB, so a step is bounded in what batches expand to, and leaves larger ones to an `Aside`.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.record.batch import (
     COMPRESSION_MASK,
@@ -25,12 +27,18 @@ from shoal.record.batch import (
     check_crc,
     seal,
 )
-from shoal.record.compression import compress
+from shoal.record.compression import OutputFull, compress
 from shoal.record.control import ControlType, read_marker
-from shoal.record.records import Span, key_of, put_span, records_body, spans
+from shoal.record.records import (
+    Span,
+    decompress_records,
+    iter_spans,
+    put_span,
+    read_key,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from shoal.log.config import LogConfig
     from shoal.log.indexes import AbortedTransaction, TransactionIndex
@@ -40,31 +48,35 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 160
 #: Records between two yields, about 3 µs each.
 _STEP_RECORDS = 512
-#: Bytes of unchanged batches between two yields.
+#: Bytes of batches, and of what they expand to, between two yields.
 _STEP_BYTES = 1 << 20
+#: Records are removed from a larger batch in an `Aside`: more bytes or records take too long.
+_REBUILT_BYTES_MAX, _REBUILT_RECORDS_MAX = 256 << 10, 2000
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Transactions:
+class CleanedTransactionMetadata:
     """The open transactions of a scan in offset order, and whether the scan has met their data."""
 
     #: Aborted transactions ahead of the scan, by first offset.
-    ahead: list[tuple[int, AbortedTransaction]] = field(default_factory=list)
+    upcoming: list[tuple[int, AbortedTransaction]] = field(default_factory=list)
     aborted: dict[int, AbortedTransaction] = field(default_factory=dict)
-    seen: dict[int, None] = field(default_factory=dict)
+    with_data: dict[int, None] = field(default_factory=dict)
     committed: dict[int, None] = field(default_factory=dict)
 
-    def add(self, found: list[AbortedTransaction]) -> None:
-        for one in found:
-            heapq.heappush(self.ahead, (one.first_offset, one))
+    def add(self, transactions: list[AbortedTransaction]) -> None:
+        for transaction in transactions:
+            heapq.heappush(self.upcoming, (transaction.first_offset, transaction))
 
     def is_aborted(self, header: BatchHeader) -> bool:
         """Whether a data batch belongs to an aborted transaction."""
-        self._pass(header.last_offset)
+        self._begin_until(header.last_offset)
         if not header.is_transactional:
             return False
         if header.producer_id in self.aborted:
-            self.seen[header.producer_id] = None
+            self.with_data[header.producer_id] = None
             return True
         self.committed[header.producer_id] = None
         return False
@@ -73,14 +85,14 @@ class Transactions:
         self,
         header: BatchHeader,
         data: bytes,
-        kept: TransactionIndex | None,
+        retained_index: TransactionIndex | None,
         *,
         keeps_all: bool = False,
     ) -> bool:
         """End a transaction at its control batch. Return whether the scan met none of its data, so
-        that the marker is not needed. An abort that is needed is added to `kept`. With `keeps_all`
-        each is, because its data may be elsewhere."""
-        self._pass(header.last_offset)
+        that the marker is not needed. An abort that is needed is added to `retained_index`. With
+        `keeps_all` each is, because its data may be elsewhere."""
+        self._begin_until(header.last_offset)
         if not header.record_count:
             return True
         marker = read_marker(data)
@@ -88,18 +100,50 @@ class Transactions:
             return False
         if marker.control_type is ControlType.COMMIT:
             return self.committed.pop(header.producer_id, self) is self
-        one = self.aborted.pop(header.producer_id, None)
-        unseen = self.seen.pop(header.producer_id, self) is self
-        if one is None or (unseen and not keeps_all):
+        transaction = self.aborted.pop(header.producer_id, None)
+        unseen = self.with_data.pop(header.producer_id, self) is self
+        if transaction is None or (unseen and not keeps_all):
             return True
-        if kept is not None:
-            kept.extend([one])
+        if retained_index is not None:
+            retained_index.extend([transaction])
         return False
 
-    def _pass(self, offset: int) -> None:
-        while self.ahead and self.ahead[0][0] <= offset:
-            _, one = heapq.heappop(self.ahead)
-            self.aborted.setdefault(one.producer_id, one)
+    def _begin_until(self, offset: int) -> None:
+        while self.upcoming and self.upcoming[0][0] <= offset:
+            _, transaction = heapq.heappop(self.upcoming)
+            self.aborted.setdefault(transaction.producer_id, transaction)
+
+
+class Aside(Generic[T]):
+    """Work on one batch that takes too long for the event loop. A step yields it, and `run_once`
+    may run in another thread before the next step."""
+
+    __slots__ = ("_call", "_error", "_found")
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call: Callable[[], T] | None = call
+        self._error: CorruptBatch | None = None
+        self._found: T | None = None
+
+    def run_once(self) -> None:
+        """Do the work unless it is done."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        try:
+            self._found = call()
+        except CorruptBatch as error:
+            self._error = error
+
+    def result(self) -> T:
+        """Return what the work found, doing it now if nobody has. Raises `CorruptBatch`."""
+        self.run_once()
+        if self._error is not None:
+            raise self._error
+        return self._found  # type: ignore[return-value]
+
+
+Step = Aside[Any] | None
 
 
 class Cleaner:
@@ -139,7 +183,7 @@ class Cleaner:
     def check(self) -> None:
         """Called after each pause: may raise, which ends the cleaning."""
 
-    def _pause(self, records: int, size: int = 0) -> bool:
+    def _should_pause(self, records: int, size: int = 0) -> bool:
         """Whether the work since the last pause has reached the limit of one step."""
         self.steps += records * (_STEP_BYTES // _STEP_RECORDS) + size
         if self.steps < _STEP_BYTES:
@@ -147,11 +191,38 @@ class Cleaner:
         self.steps = 0
         return True
 
+    def _do_aside(self, call: Callable[[], T]) -> Generator[Aside[T], None, T]:
+        """Return what `call` returns, which may run in another thread."""
+        aside = Aside(call)
+        self.steps = 0
+        yield aside
+        self.check()
+        return aside.result()
+
+    def _expand(self, header: BatchHeader, data: bytes) -> Generator[Step, None, bytes]:
+        """Return the records of a batch. Raises `CorruptBatch`."""
+        if not header.compression:
+            return decompress_records(data, 0, header)
+        try:
+            body = decompress_records(data, 0, header, bytes_max=_STEP_BYTES)
+        except OutputFull:
+            return (yield from self._do_aside(partial(decompress_records, data, 0, header)))
+        if self._should_pause(0, len(body)):
+            yield None
+            self.check()
+        return body
+
+    def _digest(self, body: bytes, span: Span) -> Generator[Step, None, bytes]:
+        """Return the digest of a large key."""
+        return (yield from self._do_aside(partial(_digest_of, body, span)))
+
     # The map
 
-    def map(
-        self, batches: Iterable[tuple[int, BatchHeader, bytes]], transactions: Transactions
-    ) -> Iterator[None]:
+    def build_offset_map(
+        self,
+        batches: Iterable[tuple[int, BatchHeader, bytes]],
+        transactions: CleanedTransactionMetadata,
+    ) -> Iterator[Step]:
         """Add batches of the dirty part to the map, in order. Raises `CorruptBatch`."""
         for _, header, data in batches:
             self.io_bytes += header.size
@@ -164,33 +235,36 @@ class Cleaner:
                 if self.is_full:
                     return  # The map has only a part of this batch, so its end stays below.
             self.mapped_to = header.last_offset
-            if self._pause(1, header.size):
+            if self._should_pause(1, header.size):
                 yield None
                 self.check()
 
-    def _map_batch(self, header: BatchHeader, data: bytes) -> Iterator[None]:
-        body = records_body(data, 0, header)
+    def _map_batch(self, header: BatchHeader, data: bytes) -> Iterator[Step]:
+        body = yield from self._expand(header, data)
         base_offset, latest, start = header.base_offset, self.latest, self.start
-        for span in spans(body, header.record_count):
-            key = key_of(body, span)
-            if key is not None and base_offset + span.offset_delta >= start:
-                latest[_digest(key)] = base_offset + span.offset_delta
+        for span in iter_spans(body, header.record_count):
+            if span.key_size >= 0 and base_offset + span.offset_delta >= start:
+                if span.key_size <= _STEP_BYTES:
+                    digest = _digest_of(body, span)
+                else:
+                    digest = yield from self._digest(body, span)
+                latest[digest] = base_offset + span.offset_delta
                 if len(latest) > self.entries_max and self.mapped_to >= start:
                     self.is_full = True
                     return
-            if self._pause(1):
+            if self._should_pause(1, span.key_size):
                 yield None
                 self.check()
 
     # The filter
 
-    def filter(
+    def filter_batch(
         self,
         header: BatchHeader,
         data: bytes,
-        transactions: Transactions,
+        transactions: CleanedTransactionMetadata,
         index: TransactionIndex,
-    ) -> Generator[None, None, tuple[bytes, int] | None]:
+    ) -> Generator[Step, None, tuple[bytes, int] | None]:
         """Return (the retained batch, its largest timestamp), or None to drop the batch."""
         if not check_crc(data, 0, header):
             raise CorruptBatch(f"the CRC of the batch at offset {header.base_offset}")
@@ -200,65 +274,68 @@ class Cleaner:
             keeps_all = self.keeps_tombstones
             unneeded = transactions.end(header, data, index, keeps_all=keeps_all)
             drop, tombstone = unneeded and past_horizon, unneeded and not past_horizon
-            # None keeps all. A marker may have stayed without its record, for its offset.
-            kept: list[Span] | None = None if header.record_count else []
-            body = b""
+            # A marker may have stayed without its record, for its offset.
+            body, retained = (
+                decompress_records(data, 0, header),
+                bytearray(b"\1" * header.record_count),
+            )
         else:
             drop, tombstone = transactions.is_aborted(header), False
-            kept, body = [], b""
+            body, retained = b"", bytearray()
             if not drop and header.record_count:
-                body = records_body(data, 0, header)
-                kept, tombstone = yield from self._retained(header, body, past_horizon)
-        if drop or kept == []:
-            return emptied(header) if self._stays_empty(header) else None
-        new_horizon = self._tombstone_horizon(horizon) if tombstone else None
+                body = yield from self._expand(header, data)
+                retained, tombstone = yield from self._find_kept(header, body, past_horizon)
+        if drop or 1 not in retained:
+            return drop_records(header) if self._should_retain_empty(header) else None
+        new_horizon = self._set_delete_horizon(horizon) if tombstone else None
         if new_horizon == horizon or new_horizon is None:
-            if kept is None or len(kept) == header.record_count:
+            if 0 not in retained:
                 return data, header.max_timestamp
             new_horizon = horizon
-        if kept is None:
-            body = records_body(data, 0, header)
-            kept = list(spans(body, header.record_count))
-        return _rebuilt(header, body, kept, new_horizon)
+        rebuild = partial(keep_records, header, body, retained, new_horizon)
+        if len(body) > _REBUILT_BYTES_MAX or len(retained) > _REBUILT_RECORDS_MAX:
+            return (yield from self._do_aside(rebuild))
+        return rebuild()
 
-    def _retained(
+    def _find_kept(
         self, header: BatchHeader, body: bytes, past_horizon: bool
-    ) -> Generator[None, None, tuple[list[Span], bool]]:
-        """Return the retained records of a batch, and whether a tombstone is among them."""
-        kept: list[Span] = []
+    ) -> Generator[Step, None, tuple[bytearray, bool]]:
+        """Return 1 for each record of a batch that stays and 0 for the others, and whether a
+        tombstone stays."""
+        kept = bytearray()
         tombstone = False
-        for span in spans(body, header.record_count):
-            if self._stays(header, body, span, past_horizon):
-                kept.append(span)
-                tombstone = tombstone or span.value_size < 0
-            if self._pause(1):
+        for span in iter_spans(body, header.record_count):
+            offset = header.base_offset + span.offset_delta
+            stays = offset > self.mapped_to
+            if not stays and span.key_size >= 0:
+                if span.key_size <= _STEP_BYTES:
+                    digest = _digest_of(body, span)
+                else:
+                    digest = yield from self._digest(body, span)
+                stays = offset >= self.latest.get(digest, -1) and (
+                    span.value_size >= 0 or not past_horizon
+                )
+            kept.append(stays)
+            tombstone = tombstone or (stays and span.value_size < 0)
+            if self._should_pause(1, span.key_size):
                 yield None
                 self.check()
         return kept, tombstone
 
-    def _tombstone_horizon(self, horizon: int | None) -> int:
+    def _set_delete_horizon(self, horizon: int | None) -> int:
         """Return the delete horizon of a batch with a tombstone, and schedule a round at it."""
-        found = self.now_ms + self.config.delete_retention_ms if horizon is None else horizon
-        self._expect(found)
-        return found
+        delete_horizon = (
+            self.now_ms + self.config.delete_retention_ms if horizon is None else horizon
+        )
+        self._schedule_round(delete_horizon)
+        return delete_horizon
 
-    def _expect(self, horizon: int) -> None:
+    def _schedule_round(self, horizon: int) -> None:
         """Schedule the next round at or before `horizon`, when a tombstone expires."""
         if horizon > self.now_ms and not self.keeps_tombstones:
             self.next_horizon_ms = min(horizon, self.next_horizon_ms or horizon)
 
-    def _stays(self, header: BatchHeader, body: bytes, span: Span, past_horizon: bool) -> bool:
-        offset = header.base_offset + span.offset_delta
-        if offset > self.mapped_to:
-            return True
-        key = key_of(body, span)
-        if key is None:
-            return False
-        return offset >= self.latest.get(_digest(key), -1) and (
-            span.value_size >= 0 or not past_horizon
-        )
-
-    def _stays_empty(self, header: BatchHeader) -> bool:
+    def _should_retain_empty(self, header: BatchHeader) -> bool:
         if header.next_offset == self.end:
             return True
         last = self.last_of_producers.get(header.producer_id)
@@ -270,11 +347,12 @@ class Cleaner:
         return header.is_control and header.producer_epoch == epoch
 
 
-def _digest(key: bytes) -> bytes:
-    return blake2b(key, digest_size=16).digest()
+def _digest_of(body: bytes, span: Span) -> bytes:
+    """Return the digest of a record's key."""
+    return blake2b(read_key(body, span) or b"", digest_size=16).digest()
 
 
-def emptied(header: BatchHeader) -> tuple[bytes, int]:
+def drop_records(header: BatchHeader) -> tuple[bytes, int]:
     """Return the batch without records, with its offsets, sequences and epochs."""
     attributes = header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT)
     if header.record_count == 0:
@@ -283,30 +361,41 @@ def emptied(header: BatchHeader) -> tuple[bytes, int]:
     return bytes(seal(bare, b"")), header.max_timestamp
 
 
-def _rebuilt(
-    header: BatchHeader, body: bytes, kept: list[Span], horizon: int | None
+def keep_records(
+    header: BatchHeader,
+    body: bytes,
+    kept: bytearray,
+    horizon: int | None = None,
+    level: int | None = None,
 ) -> tuple[bytes, int]:
-    """Return the batch with only the records of `kept`. A new delete horizon becomes the base of
-    the records' timestamp deltas (KIP-534)."""
-    base = header.base_timestamp
-    attributes = header.attributes
-    if horizon is not None and header.delete_horizon_ms != horizon:
+    """Return the batch with only the records that `kept` has a 1 for, and its largest timestamp. A
+    new delete horizon becomes the base of the records' timestamp deltas (KIP-534). `level` is that
+    of the codec, None for its default."""
+    base, attributes = header.base_timestamp, header.attributes
+    is_moved = horizon is not None and header.delete_horizon_ms != horizon
+    new_base = horizon if is_moved and horizon is not None else base
+    out = bytearray()
+    largest_delta: int | None = None
+    for span, stays in zip(iter_spans(body, header.record_count), kept, strict=True):
+        if not stays:
+            continue
+        if is_moved:
+            put_span(out, body, span, base + span.timestamp_delta - new_base)
+        else:
+            out += body[span.start : span.end]
+        if largest_delta is None or span.timestamp_delta > largest_delta:
+            largest_delta = span.timestamp_delta
+    assert largest_delta is not None
+    if is_moved:
         attributes |= DELETE_HORIZON_BIT
-        out = bytearray()
-        for span in kept:
-            put_span(out, body, span, base + span.timestamp_delta - horizon)
-        new_base = horizon
-    else:
-        out = bytearray(b"".join(body[span.start : span.end] for span in kept))
-        new_base = base
     if attributes & LOG_APPEND_TIME_BIT:
         max_timestamp = header.max_timestamp
     else:
-        max_timestamp = base + max(span.timestamp_delta for span in kept)
+        max_timestamp = base + largest_delta
     changed = header._replace(
         attributes=attributes,
         base_timestamp=new_base,
         max_timestamp=max_timestamp,
-        record_count=len(kept),
+        record_count=sum(kept),
     )
-    return bytes(seal(changed, compress(header.compression, out))), max_timestamp
+    return bytes(seal(changed, compress(header.compression, out, level))), max_timestamp

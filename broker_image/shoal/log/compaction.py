@@ -13,17 +13,17 @@ they are empty, because they hold sequences and offsets.
 
 A new segment is written as `.cleaned`, synced, renamed to `.swap`, and then replaces its originals.
 `shoal.log.recovery` completes or undoes an interrupted swap. A round is a generator that yields
-after each bounded step, so that the event loop can do other work. A `Sync` that it yields may run
-in another thread before the next step.
+after each bounded step, so that the event loop can do other work. A `Sync` or an `Aside` that it
+yields may run in another thread before the next step.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shoal.log.cleaner import ENTRY_BYTES, Cleaner, Transactions
+from shoal.log.cleaner import ENTRY_BYTES, Aside, CleanedTransactionMetadata, Cleaner
 from shoal.log.indexes import RELATIVE_OFFSET_MAX
 from shoal.log.segment import CLEANED, DELETED, SWAP, DeletedSegment, Segment
 from shoal.log.syncs import Sync
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from shoal.log.state import LogState
 
-Step = Sync | None
+Step = Sync | Aside[Any] | None
 
 
 @dataclass(slots=True)
-class Cleanable:
+class LogToClean:
     """The part of a log that can be compacted now."""
 
     dirty_offset: int
@@ -55,19 +55,21 @@ class Cleanable:
         return self.dirty_bytes / total if total else 0.0
 
 
-def cleanable(log: LogState, now_ms: int, high_watermark: int) -> Cleanable:
+def measure_log_to_clean(log: LogState, now_ms: int, high_watermark: int) -> LogToClean:
     """Return the part of `log` that can be compacted now, whether or not that is due."""
     config = log.config
     # Remote segments are cleaned by the leader (`server.tiered.cleaning`).
     start = max(log.log_start_offset, log.bases[0])
     dirty = min(max(log.cleaned_to, start), log.log_end_offset)
     # Stay below the recovery point, so that recovery cannot mistake a cleaned gap for a loss.
-    bound = min(log.last_stable_offset(high_watermark), log.active.base_offset, log.recovery_point)
+    bound = min(
+        log.find_last_stable_offset(high_watermark), log.active.base_offset, log.recovery_point
+    )
     first = max(0, bisect_right(log.bases, dirty) - 1)
     if config.min_compaction_lag_ms > 0:
         youngest = now_ms - config.min_compaction_lag_ms
         for segment in log.segments[first:-1]:
-            if segment.age_timestamp() > youngest:
+            if segment.find_age_timestamp() > youngest:
                 bound = min(bound, segment.base_offset)
                 break
     # Only whole segments, up to the one with the bound.
@@ -76,17 +78,17 @@ def cleanable(log: LogState, now_ms: int, high_watermark: int) -> Cleanable:
     dirty_bytes = sum(s.size for s in log.segments[first:last]) if dirty < end else 0
     overdue = False
     for segment in log.segments[first:last]:
-        since = segment.first_batch_timestamp()
-        if since >= 0 and now_ms - since > config.max_compaction_lag_ms:
+        first_timestamp = segment.find_first_timestamp()
+        if first_timestamp >= 0 and now_ms - first_timestamp > config.max_compaction_lag_ms:
             overdue = True
     clean_bytes = sum(s.size for s in log.segments[: min(first, last)])
-    return Cleanable(dirty, max(dirty, end), clean_bytes, dirty_bytes, overdue)
+    return LogToClean(dirty, max(dirty, end), clean_bytes, dirty_bytes, overdue)
 
 
 class Compaction:
     """The steps of one round, with the bytes read and written so far."""
 
-    def __init__(self, round_: _Round) -> None:
+    def __init__(self, round_: _CompactionRound) -> None:
         self._round = round_
         self._steps = round_.run()
 
@@ -106,21 +108,21 @@ def begin(log: LogState, now_ms: int, high_watermark: int, memory_bytes: int) ->
     is not compacted or is corrupt."""
     if not log.config.compact or log.compacting or log.offline or log.uncleanable:
         return None
-    part = cleanable(log, now_ms, high_watermark)
+    part = measure_log_to_clean(log, now_ms, high_watermark)
     due = part.dirty_bytes and (part.ratio > log.config.min_cleanable_dirty_ratio or part.overdue)
     if not due and not (log.next_horizon_ms is not None and now_ms >= log.next_horizon_ms):
         return None
-    return Compaction(_Round(log, part, now_ms, max(1, memory_bytes // ENTRY_BYTES)))
+    return Compaction(_CompactionRound(log, part, now_ms, max(1, memory_bytes // ENTRY_BYTES)))
 
 
-class _Aborted(Exception):
+class _RoundAborted(Exception):
     """The log was truncated or closed during the round."""
 
 
-class _Round(Cleaner):
+class _CompactionRound(Cleaner):
     """One round over one log."""
 
-    def __init__(self, log: LogState, part: Cleanable, now_ms: int, entries_max: int) -> None:
+    def __init__(self, log: LogState, part: LogToClean, now_ms: int, entries_max: int) -> None:
         super().__init__(
             log.config,
             now_ms=now_ms,
@@ -140,23 +142,23 @@ class _Round(Cleaner):
         log = self.log
         log.compacting = True
         try:
-            transactions = Transactions()
-            transactions.add(log.aborted_transactions(self.start, self.end))
-            yield from self.map(log.batches(self.start, self.end), transactions)
+            transactions = CleanedTransactionMetadata()
+            transactions.add(log.find_aborted_transactions(self.start, self.end))
+            yield from self.build_offset_map(log.read_batches(self.start, self.end), transactions)
             if not self.is_full:
                 self.mapped_to = self.end - 1
             end = self.mapped_to + 1
-            groups = self._groups(end)
-            transactions = Transactions()
+            groups = self._group_segments(end)
+            transactions = CleanedTransactionMetadata()
             if groups:
                 # A marker may be in a later segment than its records, also in one that stays.
-                behind = log.bases[log.segments.index(groups[-1][-1]) + 1]
-                transactions.add(log.aborted_transactions(groups[0][0].base_offset, behind))
+                next_base = log.bases[log.segments.index(groups[-1][-1]) + 1]
+                transactions.add(log.find_aborted_transactions(groups[0][0].base_offset, next_base))
             for group in groups:
                 yield from self._clean(group, transactions)
             log.cleaned_to = max(log.cleaned_to, end)
             log.next_horizon_ms = self.next_horizon_ms
-        except _Aborted:
+        except _RoundAborted:
             pass
         except CorruptBatch as error:
             log.uncleanable = str(error)
@@ -165,11 +167,11 @@ class _Round(Cleaner):
 
     def check(self) -> None:
         if self.log.generation != self.generation or self.log.offline:
-            raise _Aborted
+            raise _RoundAborted
 
     # The cleaning
 
-    def _groups(self, end: int) -> list[list[Segment]]:
+    def _group_segments(self, end: int) -> list[list[Segment]]:
         """Return the segments below `end`, in groups that each fit into one segment. Those that the
         object store has are left out: local retention removes them."""
         log, config = self.log, self.log.config
@@ -178,13 +180,13 @@ class _Round(Cleaner):
         first = max(0, bisect_right(log.bases, copied) - 1)
         groups: list[list[Segment]] = []
         size = entries = times = 0
-        for at, segment in enumerate(log.segments[first:limit], first):
+        for index, segment in enumerate(log.segments[first:limit], first):
             fits = (
                 groups
                 and size + segment.size <= config.segment_bytes
                 and entries + len(segment.offset_index) <= config.segment_index_bytes // 8
                 and times + len(segment.time_index) <= config.segment_index_bytes // 12
-                and log.bases[at + 1] - groups[-1][0].base_offset <= RELATIVE_OFFSET_MAX
+                and log.bases[index + 1] - groups[-1][0].base_offset <= RELATIVE_OFFSET_MAX
             )
             if not fits:
                 groups.append([])
@@ -195,7 +197,9 @@ class _Round(Cleaner):
             times += len(segment.time_index)
         return groups
 
-    def _clean(self, group: list[Segment], transactions: Transactions) -> Iterator[Step]:
+    def _clean(
+        self, group: list[Segment], transactions: CleanedTransactionMetadata
+    ) -> Iterator[Step]:
         log, interval = self.log, self.log.config.index_interval_bytes
         cleaned = Segment(
             log.storage,
@@ -207,18 +211,22 @@ class _Round(Cleaner):
         )
         try:
             for segment in group:
-                for _, header, data in segment.batches():
+                for _, header, data in segment.read_batches():
                     self.io_bytes += header.size
-                    kept = yield from self.filter(header, data, transactions, cleaned.txn_index)
-                    if kept is not None:
-                        out, max_timestamp = kept
+                    filtered = yield from self.filter_batch(
+                        header, data, transactions, cleaned.txn_index
+                    )
+                    if filtered is not None:
+                        out, max_timestamp = filtered
                         self.io_bytes += len(out)
                         cleaned.append([out], header.last_offset, max_timestamp, interval)
-                    if self._pause(1, header.size):
+                    if self._should_pause(1, header.size):
                         yield None
                         self.check()
             cleaned.seal_times()
-            sync = Sync(log.storage, 0, self.generation, cleaned.unsynced(), [], [log.directory])
+            sync = Sync(
+                log.storage, 0, self.generation, cleaned.take_unsynced(), [], [log.directory]
+            )
             yield sync
             sync.run_once()
             self.check()
@@ -245,7 +253,7 @@ class _Round(Cleaner):
 
     def _take_names(self, cleaned: Segment, group: list[Segment]) -> None:
         log = self.log
-        at = log.segments.index(group[0])
+        index = log.segments.index(group[0])
         for segment in group:
             segment.rename(DELETED)
             if segment is not group[0]:
@@ -253,6 +261,6 @@ class _Round(Cleaner):
             log.garbage.append(DeletedSegment(segment, "compaction"))
         cleaned.rename("")
         cleaned.created_ms = group[-1].created_ms
-        log.segments[at : at + len(group)] = [cleaned]
-        log.bases[at : at + len(group)] = [cleaned.base_offset]
+        log.segments[index : index + len(group)] = [cleaned]
+        log.bases[index : index + len(group)] = [cleaned.base_offset]
         log.forget_positions()

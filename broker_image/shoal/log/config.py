@@ -1,7 +1,7 @@
 """The configuration of one log: a topic's effective settings, by Kafka's names.
 
-`LogConfig.of` reads them from property names, and ignores those that do not concern the log.
-Defaults are those of Kafka 4.3.1.
+`LogConfig.from_settings` reads them from property names, and ignores those that do not concern the
+log. Defaults are those of Kafka 4.4.0.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class BatchRules(NamedTuple):
     after_max_ms: int
     keyed: bool
     create_time: bool
-    #: Whether a batch that is not compressed is stored so.
+    #: Whether a batch that is not compressed is stored so, and nobody looks for ids in it.
     keeps_uncompressed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """The topic configs that a log uses. Times are in milliseconds and sizes in bytes; -1 means
-    no limit where Kafka allows it. `batch_rules` follows from the others."""
+    no limit where Kafka allows it. `batch_rules` and `deduplicates` follow from the others."""
 
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_type: str = "producer"
@@ -56,6 +56,8 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     preallocate: bool = False
+    remote_copy_lag_bytes: int = -1
+    remote_copy_lag_ms: int = 0
     remote_log_copy_disable: bool = False
     remote_storage_enable: bool = False
     retention_bytes: int = -1
@@ -64,33 +66,40 @@ class LogConfig:
     segment_index_bytes: int = 10_485_760
     segment_jitter_ms: int = 0
     segment_ms: int = 604_800_000
+    shoal_deduplication_ids_max: int = 1_000_000
+    shoal_deduplication_window_ms: int = 0
+    #: Whether a record is left out if its id is known. Never in a compacted log, which may have
+    #: lost the first record with the id.
+    deduplicates: bool = field(init=False, repr=False, compare=False)
     batch_rules: BatchRules = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        deduplicates = self.shoal_deduplication_window_ms > 0 and not self.compact
+        object.__setattr__(self, "deduplicates", deduplicates)
         rules = BatchRules(
             min(self.max_message_bytes, self.segment_bytes),
             self.message_timestamp_before_max_ms,
             self.message_timestamp_after_max_ms,
             self.compact,
             self.timestamp_type is TimestampType.CREATE_TIME,
-            self.compression_type in ("producer", "uncompressed"),
+            self.compression_type in ("producer", "uncompressed") and not deduplicates,
         )
         object.__setattr__(self, "batch_rules", rules)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> LogConfig:
+    def from_settings(cls, settings: Mapping[str, Any]) -> LogConfig:
         """Convert property names ("segment.bytes") with typed values; a list may be one string."""
-        found = {
+        values = {
             f.name: settings[name]
             for f in fields(cls)
             if (name := f.name.replace("_", ".")) in settings
         }
-        policy = found.get("cleanup_policy")
+        policy = values.get("cleanup_policy")
         if isinstance(policy, str):
-            found["cleanup_policy"] = tuple(p.strip() for p in policy.split(",") if p.strip())
+            values["cleanup_policy"] = tuple(p.strip() for p in policy.split(",") if p.strip())
         elif policy is not None:
-            found["cleanup_policy"] = tuple(policy)
-        return cls(**found)
+            values["cleanup_policy"] = tuple(policy)
+        return cls(**values)
 
     @property
     def compact(self) -> bool:

@@ -27,10 +27,10 @@ from shoal.log.checkpoints import (
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.log.log import Log
 from shoal.log.segment import LOG
-from shoal.log.uuids import uuid_from_text, uuid_text
+from shoal.log.uuids import format_uuid, parse_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from shoal.log.config import LogConfig
     from shoal.log.storage import File, Storage
@@ -112,132 +112,138 @@ class LogDirectory:
             )
         self.storage.make_directory(self.path)
         try:
-            self._lock = self.storage.lock(self._file(LOCK))
+            self._lock = self.storage.lock(self._to_path(LOCK))
         except BlockingIOError:
             raise DirectoryInUse(
                 f"{self.path} is in use by another broker: stop it, or choose another --data-dir"
             ) from None
-        known = self._read_identity()
-        if known is None:
+        properties = self._read_identity()
+        if properties is None:
             self.is_new = True
             if first_log:
-                self.storage.make_directory(self._file(first_log))
+                self.storage.make_directory(self._to_path(first_log))
                 self.storage.sync_directory(self.path)
-            known = {
+            properties = {
                 "version": "1",
                 "cluster.id": cluster_id,
                 "node.id": str(node_id),
-                "directory.id": uuid_text(directory_id),
+                "directory.id": format_uuid(directory_id),
             }
-            write_properties(self.storage, self._file(META), known)
-        self._adopt(known, node_id, cluster_id if its_cluster else None)
-        self.clean = self.storage.exists(self._file(CLEAN_SHUTDOWN))
+            write_properties(self.storage, self._to_path(META), properties)
+        self._adopt(properties, node_id, cluster_id if its_cluster else None)
+        self.clean = self.storage.exists(self._to_path(CLEAN_SHUTDOWN))
         if self.clean:
-            self.stopped_epoch = _stopped_epoch(self.storage.read_file(self._file(CLEAN_SHUTDOWN)))
-        self._recovery_points = read_offsets(self.storage, self._file(RECOVERY_POINTS))
+            self.stopped_epoch = _parse_stopped_epoch(
+                self.storage.read_file(self._to_path(CLEAN_SHUTDOWN))
+            )
+        self._recovery_points = read_offsets(self.storage, self._to_path(RECOVERY_POINTS))
         self._checkpointed = dict(self._recovery_points)
-        self._log_starts = read_offsets(self.storage, self._file(LOG_STARTS))
+        self._log_starts = read_offsets(self.storage, self._to_path(LOG_STARTS))
         self._checkpointed_starts = dict(self._log_starts)
-        self.high_watermarks = read_offsets(self.storage, self._file(HIGH_WATERMARKS))
-        self._cleaned = read_offsets(self.storage, self._file(CLEANED_OFFSETS))
+        self.high_watermarks = read_offsets(self.storage, self._to_path(HIGH_WATERMARKS))
+        self._cleaned = read_offsets(self.storage, self._to_path(CLEANED_OFFSETS))
 
-    def identity(self) -> Mapping[str, str] | None:
+    def read_meta_properties(self) -> Mapping[str, str] | None:
         """Return `meta.properties`, also before the directory is opened; None without the file.
         Raises `CorruptLog`."""
         try:
-            found = read_properties(self.storage, self._file(META))
+            properties = read_properties(self.storage, self._to_path(META))
         except UnicodeDecodeError:
-            found = {}
-        missing = {"version", "cluster.id", "node.id"} - (found or {}).keys()
-        if found is not None and missing:
+            properties = {}
+        missing = {"version", "cluster.id", "node.id"} - (properties or {}).keys()
+        if properties is not None and missing:
             raise CorruptLog(
-                f"{self._file(META)} is damaged: it lacks {', '.join(sorted(missing))}. Restore it"
-                f" from a backup, or write it again: {_IDENTITY_LINES}"
+                f"{self._to_path(META)} is damaged: it lacks {', '.join(sorted(missing))}. Restore "
+                f"it from a backup, or write it again: {_IDENTITY_LINES}"
             )
-        return found
+        return properties
 
     def _read_identity(self) -> Mapping[str, str] | None:
         """Return `meta.properties`; None if the directory is new. Raises `CorruptLog`."""
-        known = self.identity()
-        if known is None and (names := self.logs_with_data()):
+        properties = self.read_meta_properties()
+        if properties is None and (names := self.find_logs_with_data()):
             self.unlock()
             raise CorruptLog(
-                f"{self.path} has data ({names[0]}), but {self._file(META)} is missing, which says"
-                " to which cluster it belongs. Restore it from a backup, or write it again:"
+                f"{self.path} has data ({names[0]}), but {self._to_path(META)} is missing, which "
+                "says to which cluster it belongs. Restore it from a backup, or write it again:"
                 f" {_IDENTITY_LINES}"
             )
-        return known
+        return properties
 
-    def logs_with_data(self) -> list[str]:
+    def find_logs_with_data(self) -> list[str]:
         """Return the names of the logs that have any file with contents."""
-        names = [f"{topic}-{index}" for (topic, index), _ in self.found()]
+        names = [f"{topic}-{index}" for (topic, index), _ in self.find_partitions()]
         return [name for name in names if self.has_data(name)]
 
     def count_segments(self) -> int:
         """Return the number of segments of all logs: each needs a descriptor."""
-        directories = (self._file(f"{topic}-{index}") for (topic, index), _ in self.found())
-        return sum(name.endswith(LOG) for path in directories for name in self.storage.names(path))
+        directories = (
+            self._to_path(f"{topic}-{index}") for (topic, index), _ in self.find_partitions()
+        )
+        return sum(
+            name.endswith(LOG) for path in directories for name in self.storage.list_directory(path)
+        )
 
     def has_data(self, name: str, *suffixes: str) -> bool:
         """Whether any file of a log, with one of these suffixes if there are some, has contents."""
-        directory = self._file(name)
+        directory = self._to_path(name)
         return any(
-            self.storage.size_bytes(f"{directory}/{file}")
-            for file in self.storage.names(directory)
+            self.storage.get_size_bytes(f"{directory}/{file}")
+            for file in self.storage.list_directory(directory)
             if not suffixes or file.endswith(suffixes)
         )
 
-    def note(self, name: str, value: str) -> None:
+    def write_property(self, name: str, value: str) -> None:
         """Write a property to `meta.properties`. Raises `OSError`."""
-        known = dict(self.identity() or {})
-        if known.get(name) != value:
-            write_properties(self.storage, self._file(META), {**known, name: value})
+        properties = dict(self.read_meta_properties() or {})
+        if properties.get(name) != value:
+            write_properties(self.storage, self._to_path(META), {**properties, name: value})
 
-    def _adopt(self, known: Mapping[str, str], node_id: int, cluster_id: str | None) -> None:
-        if cluster_id is not None and known.get("cluster.id") != cluster_id:
+    def _adopt(self, properties: Mapping[str, str], node_id: int, cluster_id: str | None) -> None:
+        if cluster_id is not None and properties.get("cluster.id") != cluster_id:
             self.unlock()
             raise DirectoryInUse(
-                f"{self.path} has data of cluster {known.get('cluster.id')}, and this node is to be"
-                f" part of cluster {cluster_id}: give it the directory that is its own by"
+                f"{self.path} has data of cluster {properties.get('cluster.id')}, and this node is "
+                f"to be part of cluster {cluster_id}: give it the directory that is its own by"
                 " --data-dir, or the other cluster's id by --cluster-id"
             )
-        version = known.get("version", "")
+        version = properties.get("version", "")
         if version.isdigit() and int(version) > 1:
             self.unlock()
             raise DirectoryInUse(
                 f"{self.path} is of a newer format (meta.properties version {version}) than this"
                 " release reads: run the release that wrote it, or a later one"
             )
-        if version != "1" or known.get("node.id") != str(node_id):
+        if version != "1" or properties.get("node.id") != str(node_id):
             self.unlock()
             raise DirectoryInUse(
-                f"{self.path} belongs to node {known.get('node.id')} (meta.properties version "
-                f"{known.get('version')}), and this is node {node_id}"
+                f"{self.path} belongs to node {properties.get('node.id')} (meta.properties version "
+                f"{properties.get('version')}), and this is node {node_id}"
             )
-        self.cluster_id = known.get("cluster.id", "")
+        self.cluster_id = properties.get("cluster.id", "")
         self.node_id = node_id
-        self.directory_id = uuid_from_text(known.get("directory.id", "")) or UUID(int=0)
+        self.directory_id = parse_uuid(properties.get("directory.id", "")) or UUID(int=0)
 
-    def found(self) -> Iterator[tuple[Partition, UUID | None]]:
+    def find_partitions(self) -> Iterator[tuple[Partition, UUID | None]]:
         """Return the partitions that have a directory here, with their topic ids, by name. An id
         that is missing or damaged is None."""
-        for name in self.storage.names(self.path):
+        for name in self.storage.list_directory(self.path):
             topic, dash, index = name.rpartition("-")
-            directory = self._file(name)
+            directory = self._to_path(name)
             if not (dash and topic and index.isdigit() and self.storage.is_directory(directory)):
                 continue
             try:
-                topic_id = self._topic_id_in(directory)
+                topic_id = self._read_topic_id(directory)
             except CorruptLog:  # `open_log` raises it again.
                 topic_id = None
             yield (topic, int(index)), topic_id
 
-    def started(self) -> None:
+    def mark_started(self) -> None:
         """Note the start, before anything is written to a log. From now on only `close` makes a
         shutdown clean. `clean` still describes the last shutdown, for logs opened later. No
         restore may replace the data any more."""
         restore_mark.remove(self.storage, self.path)
-        self.storage.remove(self._file(CLEAN_SHUTDOWN))
+        self.storage.remove(self._to_path(CLEAN_SHUTDOWN))
         self.storage.sync_directory(self.path)
 
     def open_log(
@@ -248,14 +254,14 @@ class LogDirectory:
         partition = (topic, index)
         if partition in self.logs:
             return self.logs[partition]
-        directory = self._file(f"{topic}-{index}")
+        directory = self._to_path(f"{topic}-{index}")
         fresh = not self.storage.exists(directory)
         if fresh:
             self._forget_deleted(partition)
-        known = self._topic_id_in(directory)
-        if topic_id is not None and known not in (None, topic_id):
+        stored_topic_id = self._read_topic_id(directory)
+        if topic_id is not None and stored_topic_id not in (None, topic_id):
             raise CorruptLog(
-                f"{directory} has records of another topic, with id {uuid_text(known)}"
+                f"{directory} has records of another topic, with id {format_uuid(stored_topic_id)}"
             )
         log = Log.open(
             self.storage,
@@ -267,10 +273,10 @@ class LogDirectory:
             log_start_offset=self._log_starts.get(partition, 0),
             cleaned_to=self._cleaned.get(partition, 0),
         )
-        if topic_id is not None and known is None:
+        if topic_id is not None and stored_topic_id is None:
             # The first sync of records makes it durable, so that many partitions are created fast.
             metadata = f"{directory}/{PARTITION_METADATA}"
-            write_partition_metadata(self.storage, metadata, uuid_text(topic_id))
+            write_partition_metadata(self.storage, metadata, format_uuid(topic_id))
             log.owed_paths.append(metadata)
             log.owed_names.append(self.path)
         self.logs[partition] = log
@@ -280,21 +286,21 @@ class LogDirectory:
     def _checkpoints(self) -> tuple[dict[Partition, int], ...]:
         return self._recovery_points, self._log_starts, self.high_watermarks, self._cleaned
 
-    def _topic_id_in(self, directory: str) -> UUID | None:
+    def _read_topic_id(self, directory: str) -> UUID | None:
         """Return the topic id of a log's directory. Return None without the file, or if a power
         loss emptied it. Raises `CorruptLog`."""
         path = f"{directory}/{PARTITION_METADATA}"
         text = read_partition_metadata(self.storage, path)
         if text is None:
             return None
-        found = uuid_from_text(text)
-        if found is None:
+        topic_id = parse_uuid(text)
+        if topic_id is None:
             raise CorruptLog(
                 f"{path} is damaged. It has the id of the topic whose records are beside it, in two"
                 ' lines: "version: 0" and "topic_id: ID", with the id that `shoal topics describe`'
                 " shows. Restore it, or move the directory away if other replicas have the records"
             )
-        return found
+        return topic_id
 
     def _forget_deleted(self, partition: Partition) -> None:
         """Remove a deleted log of this name from the checkpoint files. What they say of it must not
@@ -304,17 +310,26 @@ class LogDirectory:
         if self._checkpointed_starts.get(partition) and partition not in self._log_starts:
             self._write_log_starts()
 
+    def forget_log_starts(self, partitions: Collection[Partition]) -> None:
+        """Remove the start offsets of logs that are about to be deleted from their file, with one
+        write, so that `delete_log` needs none for each. A full disk may refuse it."""
+        if any(map(self._checkpointed_starts.get, partitions)):
+            for partition in partitions:
+                self._log_starts.pop(partition, None)
+            with contextlib.suppress(OSError):
+                self._write_log_starts()
+
     def delete_log(self, topic: str, index: int) -> str | None:
         """Take a partition's log out of service. Return the path that `purge` removes after
         file.delete.delay.ms, or None if there is no such log. Raises `OSError`; then the directory
         is there still."""
         partition = (topic, index)
-        directory = self._file(f"{topic}-{index}")
+        directory = self._to_path(f"{topic}-{index}")
         log = self.logs.pop(partition, None)
         if log is not None:
             log.offline = True
-        for known in self._checkpoints:
-            known.pop(partition, None)
+        for checkpoint in self._checkpoints:
+            checkpoint.pop(partition, None)
         if not self.storage.exists(directory):
             return None
         # Before the files go: a log of the same name must not start there, even after a crash. A
@@ -322,7 +337,7 @@ class LogDirectory:
         with contextlib.suppress(OSError):
             if self._checkpointed_starts.get(partition):
                 self._write_log_starts()
-        while self.storage.exists(staged := self._staged(topic, index)):
+        while self.storage.exists(staged := self._build_staged_path(topic, index)):
             self._deleted += 1
         self.storage.rename(directory, staged)
         self._deleted += 1
@@ -331,36 +346,38 @@ class LogDirectory:
     def set_aside(self, topic: str, index: int, now_ms: int) -> str:
         """Rename the directory of a log that is unknown to the metadata and not open, as Kafka
         does. Return its new path. Raises `OSError`."""
-        while self.storage.exists(path := self._renamed(topic, index, now_ms, STRAY_SUFFIX)):
+        while self.storage.exists(
+            path := self._build_renamed_path(topic, index, now_ms, STRAY_SUFFIX)
+        ):
             now_ms += 1
-        self.storage.rename(self._file(f"{topic}-{index}"), path)
+        self.storage.rename(self._to_path(f"{topic}-{index}"), path)
         self.storage.sync_directory(self.path)
         return path
 
-    def strays(self, before_ms: int | None = None) -> list[str]:
+    def find_strays(self, before_ms: int | None = None) -> list[str]:
         """Return the directories that `set_aside` has renamed, or only those that it renamed at
         `before_ms` or earlier. Kafka's names have no time, so theirs are only in the whole list.
         """
-        names = [n for n in self.storage.names(self.path) if n.endswith(STRAY_SUFFIX)]
+        names = [n for n in self.storage.list_directory(self.path) if n.endswith(STRAY_SUFFIX)]
         if before_ms is not None:
-            names = [name for name in names if 0 <= _renamed_ms(name) <= before_ms]
-        return [self._file(name) for name in names]
+            names = [name for name in names if 0 <= _parse_renamed_ms(name) <= before_ms]
+        return [self._to_path(name) for name in names]
 
-    def _staged(self, topic: str, index: int) -> str:
-        return self._renamed(topic, index, self._deleted, DELETE_SUFFIX)
+    def _build_staged_path(self, topic: str, index: int) -> str:
+        return self._build_renamed_path(topic, index, self._deleted, DELETE_SUFFIX)
 
-    def _renamed(self, topic: str, index: int, number: int, suffix: str) -> str:
+    def _build_renamed_path(self, topic: str, index: int, number: int, suffix: str) -> str:
         tail = f"-{index}.{number:032x}{suffix}"
-        return self._file(topic[: _NAME_MAX - len(tail)] + tail)
+        return self._to_path(topic[: _NAME_MAX - len(tail)] + tail)
 
     def purge(self, staged: str) -> None:
         """Remove a directory that `delete_log` staged. May run in another thread."""
         self.storage.remove_directory(staged)
 
-    def staged_deletes(self) -> list[str]:
+    def find_staged_deletes(self) -> list[str]:
         """Return the directories that earlier runs staged and did not remove."""
-        names = self.storage.names(self.path)
-        return [self._file(name) for name in names if name.endswith(DELETE_SUFFIX)]
+        names = self.storage.list_directory(self.path)
+        return [self._to_path(name) for name in names if name.endswith(DELETE_SUFFIX)]
 
     def checkpoint(self) -> None:
         """Write recovery points, log start offsets, high watermarks and cleaned offsets.
@@ -373,8 +390,8 @@ class LogDirectory:
         self._cleaned |= {p: log.cleaned_to for p, log in logs.items() if log.config.compact}
         self._write_recovery_points()
         self._write_log_starts()
-        write_offsets(self.storage, self._file(HIGH_WATERMARKS), self.high_watermarks)
-        write_offsets(self.storage, self._file(CLEANED_OFFSETS), self._cleaned)
+        write_offsets(self.storage, self._to_path(HIGH_WATERMARKS), self.high_watermarks)
+        write_offsets(self.storage, self._to_path(CLEANED_OFFSETS), self._cleaned)
 
     def checkpoint_log_starts(self) -> None:
         """Write the log start offsets only; DeleteRecords needs them before its response."""
@@ -382,31 +399,31 @@ class LogDirectory:
         self._write_log_starts()
 
     def _write_recovery_points(self) -> None:
-        write_offsets(self.storage, self._file(RECOVERY_POINTS), self._recovery_points)
+        write_offsets(self.storage, self._to_path(RECOVERY_POINTS), self._recovery_points)
         self._checkpointed = dict(self._recovery_points)
 
     def _write_log_starts(self) -> None:
-        starts = {p: at for p, at in self._log_starts.items() if at > 0}
-        write_offsets(self.storage, self._file(LOG_STARTS), starts)
+        starts = {p: offset for p, offset in self._log_starts.items() if offset > 0}
+        write_offsets(self.storage, self._to_path(LOG_STARTS), starts)
         self._checkpointed_starts = starts
 
     def close(self) -> None:
         """Close all logs, and mark the shutdown as clean unless a log failed. Raises `OSError` if
         the checkpoints cannot be written."""
-        whole = True
+        all_closed = True
         synced: set[str] = set()
         for log in self.logs.values():
             try:
                 if log.offline:
-                    whole = False
+                    all_closed = False
                 else:
                     log.close(synced)
             except OSError:
-                whole = False
+                all_closed = False
         self.checkpoint()
-        if whole:
+        if all_closed:
             marker = json.dumps({"version": 0, "brokerEpoch": self.broker_epoch})
-            self.storage.replace_file(self._file(CLEAN_SHUTDOWN), marker.encode(), sync=True)
+            self.storage.replace_file(self._to_path(CLEAN_SHUTDOWN), marker.encode(), sync=True)
         self.logs.clear()
         self.unlock()
 
@@ -415,12 +432,13 @@ class LogDirectory:
             self._lock.close()
             self._lock = None
 
-    def _file(self, name: str) -> str:
+    def _to_path(self, name: str) -> str:
         return f"{self.path}/{name}"
 
 
-def _renamed_ms(name: str) -> int:
-    """Return the number in a name of `LogDirectory._renamed`; -1 in a name of Kafka's."""
+def _parse_renamed_ms(name: str) -> int:
+    """Return the number in a name of `LogDirectory._build_renamed_path`; -1 in a name of
+    Kafka's."""
     digits = name.removesuffix(STRAY_SUFFIX).rpartition(".")[2]
     try:
         number = int(digits, 16)
@@ -430,7 +448,7 @@ def _renamed_ms(name: str) -> int:
     return number if number < 1 << 48 else -1
 
 
-def _stopped_epoch(marker: bytes) -> int:
+def _parse_stopped_epoch(marker: bytes) -> int:
     try:
         return int(json.loads(marker).get("brokerEpoch", -1))
     except (ValueError, AttributeError):

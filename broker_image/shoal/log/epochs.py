@@ -43,7 +43,7 @@ class LeaderEpochs:
         count = bisect_left(self.entries, start_offset, key=lambda e: e[1])
         self._replace([*self.entries[:count], (epoch, start_offset)])
 
-    def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+    def find_end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """Return (largest epoch up to `epoch`, its end offset), or (-1, -1) if it is unknown.
 
         This is the rule of OffsetForLeaderEpoch: the newest epoch ends at the log end offset.
@@ -52,15 +52,15 @@ class LeaderEpochs:
             return UNDEFINED
         if epoch == self.latest:
             return epoch, log_end_offset
-        at = bisect_right(self.entries, epoch, key=lambda e: e[0])
-        if at == 0:
+        index = bisect_right(self.entries, epoch, key=lambda e: e[0])
+        if index == 0:
             return epoch, self.entries[0][1]
-        return self.entries[at - 1][0], self.entries[at][1]
+        return self.entries[index - 1][0], self.entries[index][1]
 
-    def epoch_of(self, offset: int) -> int:
+    def find_epoch(self, offset: int) -> int:
         """Return the epoch in which `offset` was written, -1 if it is unknown."""
-        at = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
-        return self.entries[at][0] if at >= 0 else -1
+        index = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
+        return self.entries[index][0] if index >= 0 else -1
 
     def truncate_from_end(self, offset: int) -> None:
         """Remove the epochs that start at or above `offset`."""
@@ -70,9 +70,9 @@ class LeaderEpochs:
 
     def truncate_from_start(self, offset: int) -> None:
         """Remove the epochs below `offset`. The epoch that contains it then starts there."""
-        at = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
-        if at > 0 or (at == 0 and self.entries[0][1] < offset):
-            self._replace([(self.entries[at][0], offset), *self.entries[at + 1 :]])
+        index = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
+        if index > 0 or (index == 0 and self.entries[0][1] < offset):
+            self._replace([(self.entries[index][0], offset), *self.entries[index + 1 :]])
 
     def restore(self, entries: Sequence[tuple[int, int]]) -> None:
         """Replace all epochs durably. Raises `OSError`; then nothing has changed."""

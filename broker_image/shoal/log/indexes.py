@@ -71,14 +71,14 @@ class _Index:
         file.truncate(size)
         self._unsynced = file
 
-    def _write(self, at: int, data: bytes) -> None:
+    def _write(self, position: int, data: bytes) -> None:
         file = self._open()
-        file.write(at, [data])
+        file.write(position, [data])
         # After a power loss, recovery rebuilds an empty file from the batches.
         if data:
             self._unsynced = file
 
-    def unsynced(self) -> File | None:
+    def take_unsynced(self) -> File | None:
         """Return the file if it must be synced, and leave that to the caller."""
         file, self._unsynced = self._unsynced, None
         return file
@@ -120,22 +120,22 @@ class OffsetIndex(_Index):
         self._offsets.append(offset - self.base_offset)
         self._positions.append(position)
 
-    def position_of(self, offset: int) -> int:
+    def find_position(self, offset: int) -> int:
         """Return a position at or before the batch with `offset`; 0 if the index has none."""
         if not self._loaded:
             self._load()
-        at = bisect_right(self._offsets, max(0, offset - self.base_offset)) - 1
-        return self._positions[at] if at >= 0 else 0
+        index = bisect_right(self._offsets, max(0, offset - self.base_offset)) - 1
+        return self._positions[index] if index >= 0 else 0
 
-    def whole_before(self, position: int) -> int:
+    def find_batch_before(self, position: int) -> int:
         """Return the start of a batch that ends at or before `position` and close to it; 0 if the
         index has none."""
         if not self._loaded:
             self._load()
-        at = bisect_right(self._positions, position) - 2
-        return self._positions[at] if at >= 0 else 0
+        index = bisect_right(self._positions, position) - 2
+        return self._positions[index] if index >= 0 else 0
 
-    def last_position(self) -> int:
+    def get_last_position(self) -> int:
         if not self._loaded:
             self._load()
         return self._positions[-1] if self._positions else 0
@@ -191,9 +191,9 @@ class TimeIndex(_Index):
 
     def _load(self) -> None:
         data = self._read()
-        whole = data[: len(data) // TIME_ENTRY_SIZE * TIME_ENTRY_SIZE]
+        entry_bytes = data[: len(data) // TIME_ENTRY_SIZE * TIME_ENTRY_SIZE]
         timestamps, offsets = array("q"), array("I")
-        for timestamp, offset in _TIME_ENTRY.iter_unpack(whole):
+        for timestamp, offset in _TIME_ENTRY.iter_unpack(entry_bytes):
             if timestamps and timestamp <= timestamps[-1]:
                 break
             timestamps.append(timestamp)
@@ -218,7 +218,7 @@ class TimeIndex(_Index):
             self._timestamps.append(timestamp)
             self._offsets.append(offset - self.base_offset)
 
-    def last(self) -> tuple[int, int]:
+    def get_last_entry(self) -> tuple[int, int]:
         """Return (timestamp, offset) of the last entry, (-1, base offset) without one."""
         if not self._loaded:
             self._load()
@@ -226,12 +226,12 @@ class TimeIndex(_Index):
             return -1, self.base_offset
         return self._timestamps[-1], self.base_offset + self._offsets[-1]
 
-    def offset_of(self, timestamp: int) -> int:
+    def find_offset(self, timestamp: int) -> int:
         """Return an offset at or before the first record that has reached `timestamp`."""
         if not self._loaded:
             self._load()
-        at = bisect_left(self._timestamps, timestamp) - 1
-        return self.base_offset + (self._offsets[at] if at >= 0 else 0)
+        index = bisect_left(self._timestamps, timestamp) - 1
+        return self.base_offset + (self._offsets[index] if index >= 0 else 0)
 
     def truncate(self, offset: int) -> None:
         """Remove the entries at or above `offset`."""
@@ -269,10 +269,10 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
-def parse_aborted(data: bytes) -> list[AbortedTransaction]:
+def parse_aborted_transactions(data: bytes) -> list[AbortedTransaction]:
     """Return the entries in the bytes of a transaction index, without a partial last one."""
-    whole = data[: len(data) // _ABORTED.size * _ABORTED.size]
-    return [AbortedTransaction(*fields) for _, *fields in _ABORTED.iter_unpack(whole)]
+    entry_bytes = data[: len(data) // _ABORTED.size * _ABORTED.size]
+    return [AbortedTransaction(*fields) for _, *fields in _ABORTED.iter_unpack(entry_bytes)]
 
 
 class TransactionIndex(_Index):
@@ -285,22 +285,22 @@ class TransactionIndex(_Index):
         super().__init__(storage, path, base_offset, fresh=fresh)
         self._entries: list[AbortedTransaction] = []
 
-    def entries(self) -> list[AbortedTransaction]:
+    def get_entries(self) -> list[AbortedTransaction]:
         """Return all of them, ordered by the offset of their marker."""
         if not self._loaded:
             data = self._read()
-            self._entries = parse_aborted(data)
+            self._entries = parse_aborted_transactions(data)
             self._written = len(self._entries)
             self._loaded = True
             self._trim(data, self._written * _ABORTED.size)
         return self._entries
 
     def extend(self, aborted: Iterable[AbortedTransaction]) -> None:
-        self.entries().extend(aborted)
+        self.get_entries().extend(aborted)
 
     def truncate(self, offset: int) -> None:
         """Remove the transactions that ended at or above `offset`."""
-        entries = self.entries()
+        entries = self.get_entries()
         entries[:] = [e for e in entries if e.last_offset < offset]
         if self._written > len(entries):
             self._written = len(entries)

@@ -25,7 +25,7 @@ from shoal.log import (
     slices,
     truncation,
 )
-from shoal.log.appends import Appended, Origin
+from shoal.log.appends import AppendOrigin, LogAppendInfo
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.producers import EXPIRATION_MS
 from shoal.log.state import LogState
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.log.config import LogConfig
-    from shoal.log.reads import Read
+    from shoal.log.reads import ReadResult
     from shoal.log.remote import RebuiltState
     from shoal.log.segment import DeletedSegment
     from shoal.log.storage import Storage
@@ -92,34 +92,34 @@ class Log(LogState):
         *,
         now_ms: int,
         leader_epoch: int,
-        origin: Origin = Origin.CLIENT,
-    ) -> Appended:
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> LogAppendInfo:
         """Validate and write one batch of a client, or one or more of a coordinator.
 
         A client's batch may be validated already. `data` does not change. Raises `AppendRefused`;
         then nothing was appended.
         """
-        self._ready()
-        if origin is Origin.CLIENT:
-            return appends.of_client(self, data, now_ms, leader_epoch)
+        self._ensure_ready()
+        if origin is AppendOrigin.CLIENT:
+            return appends.append_client_batch(self, data, now_ms, leader_epoch)
         assert not isinstance(data, ValidatedBatch)
-        return appends.of_coordinator(self, data, now_ms, leader_epoch)
+        return appends.append_coordinator_batches(self, data, now_ms, leader_epoch)
 
     def append_records(
         self, records: Sequence[tuple[bytes, bytes | None]], *, now_ms: int, leader_epoch: int
-    ) -> Appended:
+    ) -> LogAppendInfo:
         """Write (key, value) records of a coordinator as one batch. The batch is built in its
         final form, so it needs no validation. Raises `AppendRefused`."""
-        self._ready()
-        return appends.of_records(self, records, now_ms, leader_epoch)
+        self._ensure_ready()
+        return appends.append_coordinator_records(self, records, now_ms, leader_epoch)
 
-    def append_as_follower(self, data: Buffer, *, now_ms: int = 0) -> Appended:
+    def append_as_follower(self, data: Buffer, *, now_ms: int = 0) -> LogAppendInfo:
         """Write a leader's batches with their offsets and epochs. A partial last batch is ignored.
         Raises `AppendRefused`; the batches before the refused one stay."""
-        self._ready()
-        return appends.of_leader(self, data, now_ms)
+        self._ensure_ready()
+        return appends.append_leader_batches(self, data, now_ms)
 
-    def _ready(self) -> None:
+    def _ensure_ready(self) -> None:
         """Repair what a failed append left behind. Raises `AppendRefused`."""
         if self.offline:
             raise AppendRefused(
@@ -141,7 +141,7 @@ class Log(LogState):
     def roll_if_due(self, now_ms: int) -> bool:
         """Roll an active segment that is older than segment.ms by the broker's clock, so that an
         idle log can be cleaned. Return whether it did. Raises `OSError`."""
-        if not rolling.due_by_age(self.config, self.active, now_ms):
+        if not rolling.should_roll_by_age(self.config, self.active, now_ms):
             return False
         self.roll(self.log_end_offset, now_ms)
         return True
@@ -159,7 +159,7 @@ class Log(LogState):
 
     def read(
         self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
-    ) -> Read:
+    ) -> ReadResult:
         """Read up to `max_bytes` of whole batches below `max_offset`, starting with `offset`.
 
         With `min_one` the first batch is read whatever its size. Raises `OffsetOutOfRange`;
@@ -167,23 +167,23 @@ class Log(LogState):
         """
         return reads.read(self, offset, max_bytes, max_offset, min_one)
 
-    def slice(
+    def read_slice(
         self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
-    ) -> slices.Slice:
+    ) -> slices.LogSlice:
         """Like `read`, but return large results as a range of the file, for `sendfile`."""
         return reads.read_slice(self, offset, max_bytes, max_offset, min_one)
 
-    def search(self, timestamp_ms: int, offset: int, max_offset: int | None) -> search.Step:
+    def search(self, timestamp_ms: int, offset: int, max_offset: int | None) -> search.SearchStep:
         """Do a step of the search for the first record that has reached `timestamp_ms`."""
         return search.step(self, timestamp_ms, offset, max_offset)
 
-    def max_timestamp(self) -> int:
+    def find_max_timestamp(self) -> int:
         """Return the largest timestamp, -1 without one."""
-        return max((segment.max_timestamp()[0] for segment in self.segments), default=-1)
+        return max((segment.find_max_timestamp()[0] for segment in self.segments), default=-1)
 
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+    def find_epoch_end_offset(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) by OffsetForLeaderEpoch's rule, (-1, -1) if unknown."""
-        return self.epochs.end_offset(epoch, self.log_end_offset)
+        return self.epochs.find_end_offset(epoch, self.log_end_offset)
 
     # Truncation
 
@@ -193,11 +193,11 @@ class Log(LogState):
         The recovery point moves back. Sync and checkpoint it before new batches are appended, or
         a crash can restore truncated records.
         """
-        truncation.from_offset(self, offset)
+        truncation.truncate_to(self, offset)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove all records and continue at `offset`. Raises `OSError`."""
-        truncation.fully(self, offset)
+        truncation.truncate_fully(self, offset)
 
     def rebuild(self, state: RebuiltState, log_start_offset: int) -> None:
         """Remove all records and continue behind those in the object store, with what the store
@@ -211,7 +211,7 @@ class Log(LogState):
         keep. Delete their files after file.delete.delay.ms. Raises `OSError`."""
         return retention.tick(self, now_ms, high_watermark)
 
-    def compaction(
+    def begin_compaction(
         self, now_ms: int, *, high_watermark: int, memory_bytes: int
     ) -> compaction.Compaction | None:
         """Start a round of compaction that the caller advances step by step; None if none is due.
@@ -220,14 +220,14 @@ class Log(LogState):
 
     # Durability
 
-    def sync_due(self, now_ms: int) -> bool:
+    def is_sync_due(self, now_ms: int) -> bool:
         """Whether flush.messages, flush.ms or a closed segment require a sync."""
         config = self.config
-        since = self.unsynced_since_ms
+        unsynced_since_ms = self.unsynced_since_ms
         return (
             self.sync_wanted
             or self.unsynced_messages >= config.flush_messages
-            or (since is not None and now_ms - since >= config.flush_ms)
+            or (unsynced_since_ms is not None and now_ms - unsynced_since_ms >= config.flush_ms)
         )
 
     def begin_sync(self) -> Sync | None:
@@ -243,7 +243,7 @@ class Log(LogState):
             segment.flush()
         if self.snapshots.behind_bytes > SNAPSHOT_INTERVAL_BYTES and len(self.producers):
             self.snapshots.write(self.log_end_offset, self.producers, self.bases)
-        files = [file for segment in self.segments[first:] for file in segment.unsynced()]
+        files = [file for segment in self.segments[first:] for file in segment.take_unsynced()]
         paths, names = self.owed_paths, self.owed_names
         if self.epochs.unsynced:
             paths.append(self.epochs.path)

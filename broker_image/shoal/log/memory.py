@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _Change = tuple[int, bytes | None]
 
 
-class _Node:
+class _FileNode:
     """A file's current bytes, and its durable bytes with the changes since."""
 
     __slots__ = ("changes", "data", "durable", "locked", "modified_ms")
@@ -46,26 +46,29 @@ class _Node:
 
     def crash(self, choose: Callable[[int], int]) -> None:
         if self.changes:
-            kept = choose(len(self.changes) + 1)
-            for change in self.changes[:kept]:
+            kept_count = choose(len(self.changes) + 1)
+            for change in self.changes[:kept_count]:
                 _apply(self.durable, change)
-            torn = self.changes[kept] if kept < len(self.changes) else None
-            if torn is not None and torn[1] is not None:
-                _apply(self.durable, (torn[0], torn[1][: choose(len(torn[1]) + 1)]))
+            torn_change = self.changes[kept_count] if kept_count < len(self.changes) else None
+            if torn_change is not None and torn_change[1] is not None:
+                _apply(
+                    self.durable,
+                    (torn_change[0], torn_change[1][: choose(len(torn_change[1]) + 1)]),
+                )
         self.changes.clear()
         self.data = bytearray(self.durable)
         self.locked = False
 
 
 def _apply(data: bytearray, change: _Change) -> None:
-    at, new = change
+    position, new = change
     if new is None:
-        del data[at:]
-        data.extend(bytes(at - len(data)))
+        del data[position:]
+        data.extend(bytes(position - len(data)))
     elif new:
-        if at > len(data):
-            data.extend(bytes(at - len(data)))
-        data[at : at + len(new)] = new
+        if position > len(data):
+            data.extend(bytes(position - len(data)))
+        data[position : position + len(new)] = new
 
 
 class MemoryFile:
@@ -73,7 +76,7 @@ class MemoryFile:
 
     __slots__ = ("_node", "_storage", "path")
 
-    def __init__(self, storage: MemoryStorage, path: str, node: _Node) -> None:
+    def __init__(self, storage: MemoryStorage, path: str, node: _FileNode) -> None:
         self._storage = storage
         self._node = node
         self.path = path
@@ -88,7 +91,7 @@ class MemoryFile:
     def write(self, at: int, buffers: Sequence[Buffer]) -> int:
         self._storage.fault("write", self.path)
         data = b"".join(buffers)
-        fits = self._storage.room(len(self._node.data), at, len(data))
+        fits = self._storage.count_fitting_bytes(len(self._node.data), at, len(data))
         self._node.change((at, data[:fits]))
         self._node.modified_ms = self._storage.now_ms
         if fits < len(data):
@@ -120,7 +123,7 @@ class MemoryStorage:
         self.capacity_bytes = capacity_bytes
         self.now_ms = 0
         self.fault: Callable[[str, str], None] = lambda _operation, _path: None
-        self._files: dict[str, _Node] = {}
+        self._files: dict[str, _FileNode] = {}
         self._directories: dict[str, None] = {"": None}
 
     def crash(self, choose: Callable[[int], int]) -> None:
@@ -128,32 +131,34 @@ class MemoryStorage:
         for path in sorted(self._files):
             self._files[path].crash(choose)
 
-    def used_bytes(self) -> int:
+    def count_used_bytes(self) -> int:
         return sum(len(node.data) for node in self._files.values())
 
-    def room(self, size: int, at: int, count: int) -> int:
+    def count_fitting_bytes(self, size: int, at: int, count: int) -> int:
         """Return how many of `count` bytes at `at` fit into a file of `size` bytes."""
         growth = max(0, at + count - size)
         if self.capacity_bytes is None or not growth:
             return count
-        return max(0, count - max(0, growth - max(0, self.capacity_bytes - self.used_bytes())))
+        return max(
+            0, count - max(0, growth - max(0, self.capacity_bytes - self.count_used_bytes()))
+        )
 
     def open(self, path: str, *, create: bool = False) -> MemoryFile:
         self.fault("open", path)
-        return MemoryFile(self, path, self._node(path, create))
+        return MemoryFile(self, path, self._get_node(path, create))
 
-    def _node(self, path: str, create: bool) -> _Node:
+    def _get_node(self, path: str, create: bool) -> _FileNode:
         node = self._files.get(path)
         if node is None:
             if not create or path.rpartition("/")[0] not in self._directories:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-            node = self._files[path] = _Node(self.now_ms)
+            node = self._files[path] = _FileNode(self.now_ms)
         return node
 
     def exists(self, path: str) -> bool:
         return path in self._files or path in self._directories
 
-    def names(self, path: str) -> list[str]:
+    def list_directory(self, path: str) -> list[str]:
         inside = f"{path}/"
         paths = [*self._files, *self._directories]
         return sorted({p[len(inside) :].split("/")[0] for p in paths if p.startswith(inside)})
@@ -194,32 +199,32 @@ class MemoryStorage:
 
     def read_file(self, path: str) -> bytes:
         self.fault("read", path)
-        return bytes(self._node(path, False).data)
+        return bytes(self._get_node(path, False).data)
 
     # Every replacement is durable here, with `sync` or without.
     def replace_file(self, path: str, data: Buffer, *, sync: bool) -> None:  # noqa: ARG002
         self.fault("write", path)
-        if self.room(0, 0, len(data)) < len(data):
+        if self.count_fitting_bytes(0, 0, len(data)) < len(data):
             raise OSError(errno.ENOSPC, "No space left on device", path)
-        self._node(path, True)
-        node = self._files[path] = _Node(self.now_ms)
+        self._get_node(path, True)
+        node = self._files[path] = _FileNode(self.now_ms)
         node.change((0, bytes(data)))
         # The rename follows the data, so a crash leaves the old or the new file, never a part.
         node.sync()
 
-    def size_bytes(self, path: str) -> int:
-        return 0 if path in self._directories else len(self._node(path, False).data)
+    def get_size_bytes(self, path: str) -> int:
+        return 0 if path in self._directories else len(self._get_node(path, False).data)
 
-    def modified_ms(self, path: str) -> int:
-        return self._node(path, False).modified_ms
+    def get_modified_ms(self, path: str) -> int:
+        return self._get_node(path, False).modified_ms
 
     def lock(self, path: str) -> MemoryFile:
-        node = self._node(path, True)
+        node = self._get_node(path, True)
         if node.locked:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked by another", path)
         node.locked = True
         return MemoryFile(self, path, node)
 
-    def free_bytes(self, _path: str) -> tuple[int, int]:
+    def get_free_bytes(self, _path: str) -> tuple[int, int]:
         total = 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
-        return total, max(0, total - self.used_bytes())
+        return total, max(0, total - self.count_used_bytes())

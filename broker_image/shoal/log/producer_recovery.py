@@ -18,8 +18,8 @@ def rebuild(log: LogState, now_ms: int, at_most: int | None = None) -> None:
     behind that snapshot. Raises `OSError`."""
     log.snapshots.drop_past(log.log_end_offset)
     log.producers.clear()
-    known = log.snapshots.load(log.producers, now_ms, at_most)
-    start = log.bases[0] if known is None else max(log.bases[0], known)
+    snapshot_offset = log.snapshots.load(log.producers, now_ms, at_most)
+    start = log.bases[0] if snapshot_offset is None else max(log.bases[0], snapshot_offset)
     for segment in log.segments[max(0, bisect_right(log.bases, start) - 1) :]:
         _replay(log, segment, start, now_ms)
 
@@ -28,8 +28,8 @@ def _replay(log: LogState, segment: Segment, start: int, now_ms: int) -> None:
     """Replay the producers' batches of a segment from `start` on."""
     if start >= log.log_end_offset:
         return
-    known = {entry.last_offset for entry in segment.aborted()}
-    for position, header in segment.heads(segment.offset_index.position_of(start)):
+    indexed_offsets = {entry.last_offset for entry in segment.get_aborted_transactions()}
+    for position, header in segment.read_headers(segment.offset_index.find_position(start)):
         if header.base_offset < start or header.producer_id == NO_PRODUCER_ID:
             continue
         if not header.is_control:
@@ -38,5 +38,5 @@ def _replay(log: LogState, segment: Segment, start: int, now_ms: int) -> None:
         marker = read_marker(segment.read(position, header.size))
         if marker is not None:
             aborted = log.producers.note_marker(header, marker, header.base_offset, now_ms)
-            if aborted is not None and aborted.last_offset not in known:
+            if aborted is not None and aborted.last_offset not in indexed_offsets:
                 segment.txn_index.extend([aborted])

@@ -12,8 +12,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from shoal.log.errors import AppendRefused
 from shoal.log.indexes import AbortedTransaction
 from shoal.protocol.errors import ErrorCode
@@ -25,6 +23,7 @@ from shoal.record.batch import (
     advance_sequence,
 )
 from shoal.record.control import ControlType, EndTransactionMarker
+from shoal.record.crc import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +43,7 @@ class CorruptSnapshot(Exception):
     """An invalid snapshot file. Recovery takes an older one."""
 
 
-class WrittenBatch(NamedTuple):
+class BatchMetadata(NamedTuple):
     """A written batch, which its producer may send again."""
 
     last_sequence: int
@@ -53,7 +52,7 @@ class WrittenBatch(NamedTuple):
     timestamp: int
 
     @classmethod
-    def of(cls, header: BatchHeader, base_offset: int) -> WrittenBatch:
+    def from_header(cls, header: BatchHeader, base_offset: int) -> BatchMetadata:
         """The batch with that header, which stands at `base_offset`."""
         delta = header.last_offset_delta
         return cls(header.last_sequence, base_offset + delta, delta, header.max_timestamp)
@@ -70,7 +69,7 @@ class WrittenBatch(NamedTuple):
         return self.last_offset - self.offset_delta
 
 
-class Producer:
+class ProducerStateEntry:
     """The state of one producer id."""
 
     __slots__ = (
@@ -94,7 +93,7 @@ class Producer:
         self.seen_ms = seen_ms
         #: The first offset of its open transaction, -1 without one.
         self.transaction_start = -1
-        self.batches: list[WrittenBatch] = []
+        self.batches: list[BatchMetadata] = []
         #: Whether `batches` may lack earlier ones of this epoch, which a snapshot leaves out.
         self.abridged = False
 
@@ -114,11 +113,11 @@ class Producer:
             self.epoch = epoch
 
 
-class ProducerStates:
+class ProducerStateManager:
     """The producers of one log, and the transactions that bound its last stable offset."""
 
     def __init__(self) -> None:
-        self._producers: dict[int, Producer] = {}
+        self._producers: dict[int, ProducerStateEntry] = {}
         #: First offset -> producer id of open transactions, in ascending order.
         self._open: dict[int, int] = {}
         #: (first, last) offsets of ended transactions that may lie above the high watermark.
@@ -127,13 +126,13 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def __iter__(self) -> Iterator[Producer]:
+    def __iter__(self) -> Iterator[ProducerStateEntry]:
         return iter(self._producers.values())
 
-    def get(self, producer_id: int) -> Producer | None:
+    def get(self, producer_id: int) -> ProducerStateEntry | None:
         return self._producers.get(producer_id)
 
-    def check(self, header: BatchHeader, *, client: bool) -> WrittenBatch | None:
+    def check(self, header: BatchHeader, *, client: bool) -> BatchMetadata | None:
         """Check a data batch before its append. Return the earlier batch if this is a duplicate.
 
         Only clients' batches have sequences to check. Raises `AppendRefused`.
@@ -154,7 +153,7 @@ class ProducerStates:
                     f"producer {header.producer_id} sent sequence {first} where {expected} is next",
                 )
         elif epoch < producer.epoch:
-            raise _fenced(header.producer_id, epoch, producer.epoch)
+            raise _build_fenced_error(header.producer_id, epoch, producer.epoch)
         elif client and first != 0 and producer.epoch not in (NO_PRODUCER_EPOCH, epoch):
             raise AppendRefused(
                 ErrorCode.out_of_order_sequence_number,
@@ -173,7 +172,7 @@ class ProducerStates:
         if producer is None:
             return
         if header.producer_epoch < producer.epoch:
-            raise _fenced(header.producer_id, header.producer_epoch, producer.epoch)
+            raise _build_fenced_error(header.producer_id, header.producer_epoch, producer.epoch)
         if marker.coordinator_epoch < producer.coordinator_epoch:
             raise AppendRefused(
                 ErrorCode.transaction_coordinator_fenced,
@@ -183,13 +182,13 @@ class ProducerStates:
 
     def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Note a producer's data batch that was written at `base_offset`."""
-        producer = self._entry(header.producer_id, now_ms)
+        producer = self._get_or_add(header.producer_id, now_ms)
         producer.enter_epoch(header.producer_epoch)
         batches = producer.batches
         if len(batches) == BATCHES_MAX:
             del batches[0]
             producer.abridged = False
-        batches.append(WrittenBatch.of(header, base_offset))
+        batches.append(BatchMetadata.from_header(header, base_offset))
         producer.last_timestamp = header.max_timestamp
         if header.is_transactional and producer.transaction_start < 0:
             producer.transaction_start = base_offset
@@ -202,7 +201,7 @@ class ProducerStates:
 
         A marker of a transaction without data in this log ends nothing.
         """
-        producer = self._entry(header.producer_id, now_ms)
+        producer = self._get_or_add(header.producer_id, now_ms)
         producer.enter_epoch(header.producer_epoch)
         producer.coordinator_epoch = marker.coordinator_epoch
         producer.last_timestamp = header.max_timestamp
@@ -217,14 +216,14 @@ class ProducerStates:
             return None
         return AbortedTransaction(header.producer_id, first, offset, stable)
 
-    def _entry(self, producer_id: int, now_ms: int) -> Producer:
+    def _get_or_add(self, producer_id: int, now_ms: int) -> ProducerStateEntry:
         producer = self._producers.get(producer_id)
         if producer is None:
-            producer = self._producers[producer_id] = Producer(producer_id, now_ms)
+            producer = self._producers[producer_id] = ProducerStateEntry(producer_id, now_ms)
         producer.seen_ms = now_ms
         return producer
 
-    def first_unstable_offset(self, high_watermark: int) -> int | None:
+    def find_first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset of the transactions that are open, or ended above the high
         watermark."""
         ended = self._ended
@@ -238,25 +237,25 @@ class ProducerStates:
 
     def expire(self, now_ms: int, expiration_ms: int = EXPIRATION_MS) -> int:
         """Remove silent producers without an open transaction. Return how many."""
-        gone = [
+        expired_ids = [
             p.producer_id
             for p in self._producers.values()
             if p.transaction_start < 0 and now_ms - p.seen_ms >= expiration_ms
         ]
-        for producer_id in gone:
+        for producer_id in expired_ids:
             del self._producers[producer_id]
-        return len(gone)
+        return len(expired_ids)
 
     def clear(self) -> None:
         self._producers.clear()
         self._open.clear()
         self._ended.clear()
 
-    def snapshot(self) -> bytes:
+    def to_snapshot(self) -> bytes:
         """Return the state as the bytes of a `.snapshot` file."""
         body = bytearray()
         for p in self._producers.values():
-            last = p.batches[-1] if p.batches else WrittenBatch(NO_SEQUENCE, -1, 0, -1)
+            last = p.batches[-1] if p.batches else BatchMetadata(NO_SEQUENCE, -1, 0, -1)
             body += _ENTRY.pack(
                 p.producer_id,
                 p.epoch,
@@ -285,20 +284,20 @@ class ProducerStates:
         self.clear()
         for entry in _ENTRY.iter_unpack(memoryview(data)[_HEAD.size :]):
             producer_id, epoch, sequence, offset, delta, timestamp, coordinator_epoch, start = entry
-            producer = self._entry(producer_id, now_ms)
+            producer = self._get_or_add(producer_id, now_ms)
             producer.epoch = epoch
             producer.last_timestamp = timestamp
             producer.coordinator_epoch = coordinator_epoch
             producer.transaction_start = start
             if offset >= 0:
-                producer.batches.append(WrittenBatch(sequence, offset, delta, timestamp))
+                producer.batches.append(BatchMetadata(sequence, offset, delta, timestamp))
                 producer.abridged = True
         starts = ((p.transaction_start, p.producer_id) for p in self if p.transaction_start >= 0)
         self._open = dict(sorted(starts))
 
 
-def _fenced(producer_id: int, epoch: int, known: int) -> AppendRefused:
+def _build_fenced_error(producer_id: int, epoch: int, known_epoch: int) -> AppendRefused:
     return AppendRefused(
         ErrorCode.invalid_producer_epoch,
-        f"producer {producer_id} wrote with epoch {epoch}, but epoch {known} has been seen",
+        f"producer {producer_id} wrote with epoch {epoch}, but epoch {known_epoch} has been seen",
     )

@@ -24,7 +24,7 @@ from shoal.log.segment import (
     SWAP,
     TIME_INDEX,
     Segment,
-    file_name,
+    format_file_name,
 )
 from shoal.record.batch import CorruptBatch, check_crc
 
@@ -45,7 +45,7 @@ def load(
     # snapshot at its base is left.
     recovery_point = max(recovery_point, log.bases[0])
     if clean:
-        log.log_end_offset = log.active.next_offset()
+        log.log_end_offset = log.active.find_next_offset()
         if recovery_point < log.log_end_offset:
             recovery_point = log.log_end_offset
     else:
@@ -53,7 +53,7 @@ def load(
     log.recovery_point = min(recovery_point, log.log_end_offset)
     if log.log_end_offset < log_start_offset:
         # The lost records had been deleted before the crash. Do not reuse their offsets.
-        truncation.fully(log, log_start_offset)
+        truncation.truncate_fully(log, log_start_offset)
         return
     if log.config.remote_storage_enable:
         # Lower records may be in the object store.
@@ -61,7 +61,7 @@ def load(
     else:
         log.log_start_offset = max(log_start_offset, log.bases[0])
     log.unsynced_since_ms = now_ms if log.recovery_point < log.log_end_offset else None
-    log.active.first_batch_timestamp()
+    log.active.find_first_timestamp()
     log.names_changed = not clean
     log.epochs.truncate_from_end(log.log_end_offset)
     log.epochs.truncate_from_start(log.log_start_offset)
@@ -74,7 +74,7 @@ def load(
 def _finish_swaps(log: LogState, now_ms: int) -> None:
     """Complete or undo an interrupted compaction or deletion."""
     storage, directory = log.storage, log.directory
-    names = storage.names(directory)
+    names = storage.list_directory(directory)
     cleaned = {n[: -len(CLEANED)] for n in names if n.endswith(CLEANED)}
     for name in names:
         stem, dot, suffix = name.rpartition(".")
@@ -83,10 +83,10 @@ def _finish_swaps(log: LogState, now_ms: int) -> None:
         elif dot + suffix == SWAP and stem.partition(".")[0] + LOG in cleaned:
             # The .log file was not renamed to .swap, so all original segments are there.
             storage.remove(f"{directory}/{name}")
-    for name in storage.names(directory):
+    for name in storage.list_directory(directory):
         if name.endswith(LOG + SWAP) and name[:20].isdigit():
             _finish_swap(log, int(name[:20]), now_ms)
-    for name in storage.names(directory):
+    for name in storage.list_directory(directory):
         if name.endswith(SWAP):
             storage.rename(f"{directory}/{name}", f"{directory}/{name[: -len(SWAP)]}")
 
@@ -98,17 +98,17 @@ def _finish_swap(log: LogState, base_offset: int, now_ms: int) -> None:
     swapped.rebuild(interval_bytes=log.config.index_interval_bytes)
     swapped.flush()
     storage.sync_directory(directory)
-    end = max(swapped.next_offset(), base_offset + 1)
-    for name in storage.names(directory):
+    end = max(swapped.find_next_offset(), base_offset + 1)
+    for name in storage.list_directory(directory):
         if name.endswith(LOG) and name[:20].isdigit() and base_offset <= int(name[:20]) < end:
             for kind in FILES:
-                storage.remove(f"{directory}/{file_name(int(name[:20]), kind)}")
+                storage.remove(f"{directory}/{format_file_name(int(name[:20]), kind)}")
     swapped.rename("")
 
 
 def _open_segments(log: LogState, now_ms: int, log_start_offset: int) -> None:
     storage, directory = log.storage, log.directory
-    names = storage.names(directory)
+    names = storage.list_directory(directory)
     present = set(names)
     for name in names:
         stem, dot, kind = name.partition(".")
@@ -121,7 +121,7 @@ def _open_segments(log: LogState, now_ms: int, log_start_offset: int) -> None:
         elif dot + kind in FILES and stem + LOG not in present:
             storage.remove(f"{directory}/{name}")
     if not log.segments:
-        fresh = rolling.fresh_segment(
+        fresh = rolling.create_segment(
             log.storage, log.directory, log.config, log_start_offset, now_ms
         )
         log.segments.append(fresh)
@@ -142,22 +142,22 @@ def _recover(log: LogState, recovery_point: int) -> int:
         log.segments[first - 1].find_times()
         log.segments[first - 1].seal_times()
     expected = log.segments[first].base_offset
-    at = first
-    while at < len(log.segments):
-        segment = log.segments[at]
+    index = first
+    while index < len(log.segments):
+        segment = log.segments[index]
         # A gap means that the previous segment lost its unsynced end, except after compaction.
         if segment.base_offset < expected or (
-            segment.base_offset > expected and at > first and not log.config.compact
+            segment.base_offset > expected and index > first and not log.config.compact
         ):
             break
-        whole = _recover_segment(log, segment, recovery_point)
+        is_whole = _recover_segment(log, segment, recovery_point)
         expected = max(expected, log.log_end_offset)
-        at += 1
-        if not whole:
+        index += 1
+        if not is_whole:
             break
-    for segment in log.segments[at:]:
+    for segment in log.segments[index:]:
         segment.remove()
-    del log.segments[at:], log.bases[at:]
+    del log.segments[index:], log.bases[index:]
     return min(recovery_point, log.log_end_offset)
 
 
@@ -170,26 +170,28 @@ def _recover_segment(log: LogState, segment: Segment, recovery_point: int) -> bo
     segment.offset_index.truncate(recovery_point)
     segment.time_index.truncate(recovery_point)
     segment.txn_index.truncate(recovery_point)
-    position = start = segment.offset_index.last_position()
-    segment.largest_timestamp, segment.largest_at = segment.time_index.last()
+    position = start = segment.offset_index.get_last_position()
+    segment.largest_timestamp, segment.largest_at = segment.time_index.get_last_entry()
     end_offset = segment.base_offset
     try:
-        for at, header, data in segment.batches(position):
+        for batch_position, header, data in segment.read_batches(position):
             if not check_crc(data, 0, header) or header.base_offset < end_offset:
                 break
-            if header.base_offset < segment.base_offset or not segment.fits(header.last_offset):
+            if header.base_offset < segment.base_offset or not segment.can_hold_offset(
+                header.last_offset
+            ):
                 break
             segment.note(
-                at,
+                batch_position,
                 header.size,
                 header.last_offset,
                 header.max_timestamp,
                 # The index has the batch at `start` already.
-                log.config.index_interval_bytes if at > start else 1 << 62,
+                log.config.index_interval_bytes if batch_position > start else 1 << 62,
             )
             log.epochs.assign(header.leader_epoch, header.base_offset)
             end_offset = header.next_offset
-            position = at + header.size
+            position = batch_position + header.size
     except CorruptBatch:
         pass
     log.log_end_offset = end_offset

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from shoal.log.indexes import AbortedTransaction
-    from shoal.log.slices import Slice
+    from shoal.log.slices import LogSlice
 
 
 class RemoteUnavailable(OSError):
@@ -28,21 +28,21 @@ class RebuiltState(NamedTuple):
     producer_snapshot: bytes
 
 
-class RemoteReads(Protocol):
+class RemoteLogReader(Protocol):
     """The remote segments of one partition."""
 
     @property
-    def copied_to(self) -> int:
+    def copied_end_offset(self) -> int:
         """The offset below which remote segments have the whole local log."""
 
     @property
     def end_offset(self) -> int:
         """The last offset in remote segments, -1 without any."""
 
-    def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> Slice:
+    def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> LogSlice:
         """Read whole batches from `offset` on that lie below `bound`. Raises
         `RemoteUnavailable`."""
 
-    def aborted(self, start: int, end: int) -> list[AbortedTransaction]:
+    def find_aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
         """Return the aborted transactions that overlap [start, end), which was just read, as far
         as remote segments have their markers."""

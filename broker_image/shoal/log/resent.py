@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shoal.log.errors import AppendRefused
-from shoal.log.producers import BATCHES_MAX, Producer, WrittenBatch
+from shoal.log.producers import BATCHES_MAX, BatchMetadata, ProducerStateEntry
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, CorruptBatch
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 SEARCHED_MAX = 2_000
 
 
-def check(log: LogState, header: BatchHeader) -> WrittenBatch | None:
-    """`ProducerStates.check` of a client's batch, against the last five batches in the log.
+def check(log: LogState, header: BatchHeader) -> BatchMetadata | None:
+    """`ProducerStateManager.check` of a client's batch, against the last five batches in the log.
 
     Raises `AppendRefused`.
     """
@@ -40,54 +40,56 @@ def check(log: LogState, header: BatchHeader) -> WrittenBatch | None:
         producer = log.producers.get(header.producer_id)
         if producer is None or not producer.abridged or header.producer_epoch != producer.epoch:
             raise
-        _complete(log, producer)
+        _complete_batches(log, producer)
     return log.producers.check(header, client=True)
 
 
-def _complete(log: LogState, producer: Producer) -> None:
+def _complete_batches(log: LogState, producer: ProducerStateEntry) -> None:
     """Add the batches that the snapshot left out. Raises `AppendRefused` if the disk fails."""
     batches = producer.batches
-    earlier = _earlier(log, producer, batches[0].base_offset)
+    earlier = _find_earlier_batches(log, producer, batches[0].base_offset)
     try:
-        found = list(islice(earlier, BATCHES_MAX - len(batches)))
+        missing = list(islice(earlier, BATCHES_MAX - len(batches)))
     except OSError as error:
         raise AppendRefused(
             ErrorCode.kafka_storage_error, f"the disk refused a read: {error.strerror or error}"
         ) from None
-    batches[:0] = reversed(found)
+    batches[:0] = reversed(missing)
     producer.abridged = False
 
 
-def _earlier(log: LogState, producer: Producer, offset: int) -> Iterator[WrittenBatch]:
+def _find_earlier_batches(
+    log: LogState, producer: ProducerStateEntry, offset: int
+) -> Iterator[BatchMetadata]:
     """The producer's batches below `offset` in its present epoch, the latest first."""
-    for header in islice(_headers_before(log, offset), SEARCHED_MAX):
+    for header in islice(_read_headers_before(log, offset), SEARCHED_MAX):
         if header.producer_id != producer.producer_id or header.is_control:
             continue
         if header.producer_epoch != producer.epoch:
             return
-        yield WrittenBatch.of(header, header.base_offset)
+        yield BatchMetadata.from_header(header, header.base_offset)
 
 
-def _headers_before(log: LogState, offset: int) -> Iterator[BatchHeader]:
+def _read_headers_before(log: LogState, offset: int) -> Iterator[BatchHeader]:
     """The batches below `offset`, the latest first; they end at one that does not read."""
     for segment in reversed(log.segments[: bisect_left(log.bases, offset)]):
         start = segment.size
         while start:
             # From one entry of the index on, to where the last walk began.
-            start = segment.offset_index.position_of(offset - 1)
+            start = segment.offset_index.find_position(offset - 1)
             try:
-                found = deque(_headers_between(segment, start, offset), SEARCHED_MAX)
+                headers = deque(_read_headers_between(segment, start, offset), SEARCHED_MAX)
             except CorruptBatch:
                 return
-            if not found:
+            if not headers:
                 break
-            yield from reversed(found)
-            offset = found[0].base_offset
+            yield from reversed(headers)
+            offset = headers[0].base_offset
 
 
-def _headers_between(segment: Segment, position: int, offset: int) -> Iterator[BatchHeader]:
+def _read_headers_between(segment: Segment, position: int, offset: int) -> Iterator[BatchHeader]:
     """The batches from a position on that begin below `offset`."""
-    for _, header in segment.heads(position):
+    for _, header in segment.read_headers(position):
         if header.base_offset >= offset:
             return
         yield header

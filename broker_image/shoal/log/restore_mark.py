@@ -29,8 +29,8 @@ class RestoreMark(NamedTuple):
 def read(storage: Storage, directory: str) -> RestoreMark | None:
     """Return the mark of a data directory, None without one. A damaged one is not complete."""
     try:
-        found = json.loads(storage.read_file(f"{directory}/{NAME}"))
-        return RestoreMark(found["id"], found["complete"], found["report"])
+        fields = json.loads(storage.read_file(f"{directory}/{NAME}"))
+        return RestoreMark(fields["id"], fields["complete"], fields["report"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from shoal.log.storage import Storage
 
 
-def fresh_segment(
+def create_segment(
     storage: Storage, directory: str, config: LogConfig, base_offset: int, now_ms: int
 ) -> Segment:
     """Create an empty segment, with reserved disk space if `preallocate` is set."""
-    found = Segment(storage, directory, base_offset, now_ms=now_ms, fresh=True)
+    segment = Segment(storage, directory, base_offset, now_ms=now_ms, fresh=True)
     if config.preallocate:
-        found.file.reserve(config.segment_bytes)
-        found.preallocated = True
-    return found
+        segment.file.reserve(config.segment_bytes)
+        segment.preallocated = True
+    return segment
 
 
-def due_for(
+def should_roll_for(
     config: LogConfig,
     active: Segment,
     *,
@@ -37,7 +37,7 @@ def due_for(
     segment.ms counts by the timestamps of records, from the first batch of the segment on, as in
     Kafka. Without timestamps it counts by the broker's clock.
     """
-    if active.size + size > config.segment_bytes or not active.fits(last_offset):
+    if active.size + size > config.segment_bytes or not active.can_hold_offset(last_offset):
         return True
     if len(active.offset_index) >= config.segment_index_bytes // OFFSET_ENTRY_SIZE - 1:
         return True
@@ -48,16 +48,16 @@ def due_for(
     else:
         waited = now_ms - active.created_ms
     limit = config.roll_ms
-    return waited > (limit - _jitter(config, active) if config.segment_jitter_ms else limit)
+    return waited > (limit - _compute_jitter(config, active) if config.segment_jitter_ms else limit)
 
 
-def due_by_age(config: LogConfig, active: Segment, now_ms: int) -> bool:
+def should_roll_by_age(config: LogConfig, active: Segment, now_ms: int) -> bool:
     """Whether the active segment is older than segment.ms by the broker's clock."""
     waited = now_ms - active.created_ms
-    return active.size > 0 and waited > config.roll_ms - _jitter(config, active)
+    return active.size > 0 and waited > config.roll_ms - _compute_jitter(config, active)
 
 
-def _jitter(config: LogConfig, segment: Segment) -> int:
+def _compute_jitter(config: LogConfig, segment: Segment) -> int:
     """Return a part of segment.jitter.ms that differs between logs and between segments, but is
     the same in every run."""
     limit = min(config.segment_jitter_ms, config.roll_ms)

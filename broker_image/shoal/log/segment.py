@@ -22,7 +22,7 @@ from shoal.record.batch import (
     BatchHeader,
     Buffer,
     CorruptBatch,
-    headers,
+    iter_headers,
     read_header,
 )
 
@@ -44,7 +44,7 @@ FILES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 SCAN_BYTES = 256 * 1024
 
 
-def file_name(base_offset: int, kind: str) -> str:
+def format_file_name(base_offset: int, kind: str) -> str:
     return f"{base_offset:020d}{kind}"
 
 
@@ -85,13 +85,17 @@ class Segment:
         self.suffix = suffix
         if fresh:
             self.remove()
-        self.file: File = storage.open(self.path(LOG), create=fresh)
+        self.file: File = storage.open(self.build_path(LOG), create=fresh)
         self.size = self.file.size()
-        self.offset_index = OffsetIndex(storage, self.path(INDEX), base_offset, fresh=fresh)
-        self.time_index = TimeIndex(storage, self.path(TIME_INDEX), base_offset, fresh=fresh)
-        self.txn_index = TransactionIndex(storage, self.path(TXN_INDEX), base_offset, fresh=fresh)
+        self.offset_index = OffsetIndex(storage, self.build_path(INDEX), base_offset, fresh=fresh)
+        self.time_index = TimeIndex(storage, self.build_path(TIME_INDEX), base_offset, fresh=fresh)
+        self.txn_index = TransactionIndex(
+            storage, self.build_path(TXN_INDEX), base_offset, fresh=fresh
+        )
         #: Time of the first append, by the broker's clock; after a restart the file's own time.
-        self.created_ms = now_ms if fresh else min(now_ms, storage.modified_ms(self.path(LOG)))
+        self.created_ms = (
+            now_ms if fresh else min(now_ms, storage.get_modified_ms(self.build_path(LOG)))
+        )
         #: Largest timestamp of the first batch, from which segment.ms counts; None if unknown.
         self.first_timestamp: int | None = None
         #: The largest timestamp and the last offset of its batch; None if only the index has it.
@@ -101,27 +105,27 @@ class Segment:
         #: Whether space behind the records is reserved; unknown after a crash.
         self.preallocated = False
 
-    def path(self, kind: str) -> str:
-        return f"{self.directory}/{file_name(self.base_offset, kind)}{self.suffix}"
+    def build_path(self, kind: str) -> str:
+        return f"{self.directory}/{format_file_name(self.base_offset, kind)}{self.suffix}"
 
-    def max_timestamp(self) -> tuple[int, int]:
+    def find_max_timestamp(self) -> tuple[int, int]:
         """Return (largest timestamp, last offset of its first batch); -1 without a timestamp."""
         if self.largest_timestamp is None:
-            self.largest_timestamp, self.largest_at = self.time_index.last()
+            self.largest_timestamp, self.largest_at = self.time_index.get_last_entry()
         return self.largest_timestamp, self.largest_at
 
-    def first_batch_timestamp(self) -> int:
+    def find_first_timestamp(self) -> int:
         """Return the largest timestamp of the first batch, -1 without one."""
         if self.first_timestamp is None:
-            self.first_timestamp = next((h.max_timestamp for _, h in self.heads()), -1)
+            self.first_timestamp = next((h.max_timestamp for _, h in self.read_headers()), -1)
         return self.first_timestamp
 
-    def age_timestamp(self) -> int:
+    def find_age_timestamp(self) -> int:
         """Return the time from which retention.ms counts: the largest timestamp or the file's."""
-        timestamp, _ = self.max_timestamp()
-        return timestamp if timestamp >= 0 else self.storage.modified_ms(self.path(LOG))
+        timestamp, _ = self.find_max_timestamp()
+        return timestamp if timestamp >= 0 else self.storage.get_modified_ms(self.build_path(LOG))
 
-    def fits(self, last_offset: int) -> bool:
+    def can_hold_offset(self, last_offset: int) -> bool:
         """Whether the indexes can hold this offset."""
         return last_offset - self.base_offset <= RELATIVE_OFFSET_MAX
 
@@ -145,7 +149,7 @@ class Segment:
     ) -> None:
         """Add a batch of the file to the indexes, in file order."""
         if self.largest_timestamp is None:
-            self.max_timestamp()
+            self.find_max_timestamp()
         if max_timestamp > self.largest_timestamp:  # type: ignore[operator]
             self.largest_timestamp, self.largest_at = max_timestamp, last_offset
         if position == 0:
@@ -163,62 +167,66 @@ class Segment:
     def read(self, position: int, size: int) -> bytes:
         return self.file.read(position, min(size, self.size - position))
 
-    def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader, bytes]]:
+    def read_batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader, bytes]]:
         """Iterate over (position, header, whole batch) from the start of a batch on.
 
         Stops before a partial tail. Holds one chunk or one batch in memory. Raises `CorruptBatch`.
         """
         while position + HEADER_SIZE <= self.size:
             chunk = self.read(position, SCAN_BYTES)
-            at = 0
-            for at, header in headers(chunk):
-                yield position + at, header, chunk[at : at + header.size]
-                at += header.size
-            if at == 0:
+            chunk_position = 0
+            for chunk_position, header in iter_headers(chunk):
+                yield (
+                    position + chunk_position,
+                    header,
+                    chunk[chunk_position : chunk_position + header.size],
+                )
+                chunk_position += header.size
+            if chunk_position == 0:
                 size = read_header(chunk).size
                 if position + size > self.size:
                     return
                 chunk = self.read(position, size)
                 yield position, read_header(chunk), chunk
-                at = size
-            position += at
+                chunk_position = size
+            position += chunk_position
 
-    def heads(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    def read_headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         """Iterate over (position, header) from the start of a batch on, skipping large records."""
         while position + HEADER_SIZE <= self.size:
             chunk = self.read(position, 16 * 1024)
-            at = 0
-            while at + HEADER_SIZE <= len(chunk):
-                header = read_header(chunk, at)
-                if position + at + header.size > self.size:
+            chunk_position = 0
+            while chunk_position + HEADER_SIZE <= len(chunk):
+                header = read_header(chunk, chunk_position)
+                if position + chunk_position + header.size > self.size:
                     return
-                yield position + at, header
-                at += header.batch_length + OVERHEAD
-            if not at:
-                raise CorruptBatch(f"{self.path(LOG)} ends at byte {position + len(chunk)}")
-            position += at
+                yield position + chunk_position, header
+                chunk_position += header.batch_length + OVERHEAD
+            if not chunk_position:
+                raise CorruptBatch(f"{self.build_path(LOG)} ends at byte {position + len(chunk)}")
+            position += chunk_position
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
         """Return the first batch whose last offset is at least `offset`."""
-        for position, header in self.heads(self.offset_index.position_of(offset)):
+        for position, header in self.read_headers(self.offset_index.find_position(offset)):
             if header.last_offset >= offset:
                 return position, header
         return None
 
-    def next_offset(self) -> int:
+    def find_next_offset(self) -> int:
         """Return the offset behind the last batch, or the base offset without a batch."""
-        found = self.base_offset
-        for _, header in self.heads(self.offset_index.last_position()):
-            found = header.next_offset
-        return found
+        offset = self.base_offset
+        for _, header in self.read_headers(self.offset_index.get_last_position()):
+            offset = header.next_offset
+        return offset
 
     def truncate(self, offset: int) -> int:
         """Truncate the batches that end at or above `offset`. Return the removed bytes."""
-        found = self.find(offset)
-        if found is None:
+        first_batch = self.find(offset)
+        if first_batch is None:
             return 0
-        position, _ = found
-        gone = self.size - position
+        position, _ = first_batch
+        removed_bytes = self.size - position
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)
         self.txn_index.truncate(offset)
@@ -226,16 +234,16 @@ class Segment:
         self.size = position
         self.first_timestamp = None
         if position:
-            self.first_batch_timestamp()
+            self.find_first_timestamp()
         self.find_times()
-        return gone
+        return removed_bytes
 
     def find_times(self) -> None:
         """Find the largest timestamp if the time index may lack its last entry. The batches behind
         the last entries of the indexes have it."""
-        start = self.offset_index.last_position()
-        self.largest_timestamp, self.largest_at = self.time_index.last()
-        for _, header in self.heads(start):
+        start = self.offset_index.get_last_position()
+        self.largest_timestamp, self.largest_at = self.time_index.get_last_entry()
+        for _, header in self.read_headers(start):
             if header.max_timestamp > self.largest_timestamp:
                 self.largest_timestamp, self.largest_at = header.max_timestamp, header.last_offset
         self._since_entry = self.size - start
@@ -246,7 +254,7 @@ class Segment:
         self.time_index.truncate(self.base_offset)
         self.largest_timestamp, self.largest_at = -1, self.base_offset
         self._since_entry = 0
-        for position, header in self.heads():
+        for position, header in self.read_headers():
             self.note(
                 position, header.size, header.last_offset, header.max_timestamp, interval_bytes
             )
@@ -254,7 +262,7 @@ class Segment:
 
     def seal_times(self) -> None:
         """Add the last entry to the time index, before a roll or a close."""
-        self.time_index.append(*self.max_timestamp())
+        self.time_index.append(*self.find_max_timestamp())
 
     def trim(self) -> None:
         """Release reserved space after the last write. Raises `OSError`."""
@@ -262,9 +270,9 @@ class Segment:
             self.file.truncate(self.size)
             self.preallocated = False
 
-    def aborted(self) -> list[AbortedTransaction]:
+    def get_aborted_transactions(self) -> list[AbortedTransaction]:
         """Return the aborted transactions whose markers are in this segment."""
-        return self.txn_index.entries()
+        return self.txn_index.get_entries()
 
     def flush(self) -> None:
         """Write the new index entries to the files."""
@@ -272,27 +280,27 @@ class Segment:
         self.time_index.flush()
         self.txn_index.flush()
 
-    def unsynced(self) -> list[File]:
+    def take_unsynced(self) -> list[File]:
         """Flush, and return the files that the caller must sync."""
         self.flush()
-        owed = (i.unsynced() for i in (self.offset_index, self.time_index, self.txn_index))
+        owed = (i.take_unsynced() for i in (self.offset_index, self.time_index, self.txn_index))
         return [self.file, *(file for file in owed if file is not None)]
 
     def rename(self, suffix: str, *, log_last: bool = False) -> None:
         """Rename all files to another suffix, the `.log` file first or last. Raises `OSError`; if
         the first rename failed, nothing has changed."""
-        old, before = {kind: self.path(kind) for kind in FILES}, self.suffix
+        old, before = {kind: self.build_path(kind) for kind in FILES}, self.suffix
         self.suffix = suffix
         for kind in reversed(FILES) if log_last else FILES:
             if kind == LOG or self.storage.exists(old[kind]):
                 try:
-                    self.storage.rename(old[kind], self.path(kind))
+                    self.storage.rename(old[kind], self.build_path(kind))
                 except OSError:
                     self.suffix = before if kind == LOG and not log_last else suffix
                     raise
-        self.offset_index.path = self.path(INDEX)
-        self.time_index.path = self.path(TIME_INDEX)
-        self.txn_index.path = self.path(TXN_INDEX)
+        self.offset_index.path = self.build_path(INDEX)
+        self.time_index.path = self.build_path(TIME_INDEX)
+        self.txn_index.path = self.build_path(TXN_INDEX)
 
     def unload(self) -> None:
         """Free the memory of the indexes of a segment without readers."""
@@ -302,7 +310,7 @@ class Segment:
     def remove(self) -> None:
         """Remove the files."""
         for kind in FILES:
-            self.storage.remove(self.path(kind))
+            self.storage.remove(self.build_path(kind))
 
 
 class DeletedSegment:

@@ -31,14 +31,14 @@ class FileSlice:
         return self.size
 
 
-class Slice(NamedTuple):
+class LogSlice(NamedTuple):
     """Whole batches, as bytes or as a slice, and the offset behind the last of them."""
 
     data: bytes | memoryview | FileSlice
     next_offset: int
 
 
-def find(
+def find_file_slice(
     segment: Segment, position: int, max_bytes: int, *, bound: int, log_end_offset: int
 ) -> tuple[FileSlice, int] | None:
     """Find the whole batches within `max_bytes` from `position` on that lie below `bound`.
@@ -50,14 +50,14 @@ def find(
     if stop - position < SLICE_SIZE_MIN or segment.file.fileno() < 0:
         return None
     # Follow the headers from a batch that the index has as whole.
-    start = segment.offset_index.whole_before(stop)
+    start = segment.offset_index.find_batch_before(stop)
     if bound < log_end_offset:
-        start = min(start, segment.offset_index.position_of(bound - 1))
+        start = min(start, segment.offset_index.find_position(bound - 1))
     end = next_offset = 0
-    for at, header in segment.heads(max(start, position)):
-        if at + header.size > stop or header.next_offset > bound:
+    for batch_position, header in segment.read_headers(max(start, position)):
+        if batch_position + header.size > stop or header.next_offset > bound:
             break
-        end, next_offset = at + header.size, header.next_offset
+        end, next_offset = batch_position + header.size, header.next_offset
     if end - position < SLICE_SIZE_MIN:
         return None
     return FileSlice(segment.file, position, end - position), next_offset

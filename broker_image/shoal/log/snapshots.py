@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.log.producers import CorruptSnapshot, ProducerStates
-from shoal.log.segment import SNAPSHOT, file_name
+from shoal.log.producers import CorruptSnapshot, ProducerStateManager
+from shoal.log.segment import SNAPSHOT, format_file_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +29,10 @@ class ProducerSnapshots:
         self.offset = -1
         self.behind_bytes = 0
 
-    def write(self, offset: int, producers: ProducerStates, bases: Sequence[int]) -> None:
+    def write(self, offset: int, producers: ProducerStateManager, bases: Sequence[int]) -> None:
         """Write the state at the log end offset. Remove the previous one unless a segment starts
         at it."""
-        self._storage.replace_file(self._path(offset), producers.snapshot(), sync=False)
+        self._storage.replace_file(self._to_path(offset), producers.to_snapshot(), sync=False)
         stray = self.offset
         if stray >= 0 and stray != offset and stray not in bases:
             self.drop(stray)
@@ -42,18 +42,18 @@ class ProducerSnapshots:
     def restore(self, offset: int, data: bytes) -> None:
         """Write the snapshot of an offset durably, as another replica wrote it. Raises
         `OSError`."""
-        self._storage.replace_file(self._path(offset), data, sync=True)
+        self._storage.replace_file(self._to_path(offset), data, sync=True)
         self.offset = offset
         self.behind_bytes = 0
 
-    def load(self, producers: ProducerStates, now_ms: int, at_most: int | None) -> int | None:
+    def load(self, producers: ProducerStateManager, now_ms: int, at_most: int | None) -> int | None:
         """Load the newest snapshot of an offset `at_most`. Return that offset, None without any.
         Damaged files are removed."""
-        for offset in sorted(self._offsets(), reverse=True):
+        for offset in sorted(self._list_offsets(), reverse=True):
             if at_most is not None and offset > at_most:
                 continue
             try:
-                producers.load(self._storage.read_file(self._path(offset)), now_ms)
+                producers.load(self._storage.read_file(self._to_path(offset)), now_ms)
             except CorruptSnapshot:
                 self.drop(offset)
             else:
@@ -63,19 +63,19 @@ class ProducerSnapshots:
 
     def drop(self, offset: int) -> None:
         """Remove the snapshot of an offset, if it exists."""
-        self._storage.remove(self._path(offset))
+        self._storage.remove(self._to_path(offset))
 
     def drop_past(self, offset: int) -> None:
         """Remove the snapshots of larger offsets."""
-        for found in self._offsets():
-            if found > offset:
-                self.drop(found)
+        for stored_offset in self._list_offsets():
+            if stored_offset > offset:
+                self.drop(stored_offset)
         if self.offset > offset:
             self.offset = -1
 
-    def _offsets(self) -> list[int]:
-        names = (name.partition(".") for name in self._storage.names(self._directory))
+    def _list_offsets(self) -> list[int]:
+        names = (name.partition(".") for name in self._storage.list_directory(self._directory))
         return [int(s) for s, dot, kind in names if dot + kind == SNAPSHOT and s.isdigit()]
 
-    def _path(self, offset: int) -> str:
-        return f"{self._directory}/{file_name(offset, SNAPSHOT)}"
+    def _to_path(self, offset: int) -> str:
+        return f"{self._directory}/{format_file_name(offset, SNAPSHOT)}"

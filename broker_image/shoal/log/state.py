@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from shoal.log import rolling
 from shoal.log.epochs import LeaderEpochs
 from shoal.log.errors import AppendRefused, OffsetOutOfRange
-from shoal.log.producers import ProducerStates
+from shoal.log.producers import ProducerStateManager
 from shoal.log.snapshots import ProducerSnapshots
 from shoal.protocol.errors import ErrorCode
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from shoal.log.config import LogConfig
     from shoal.log.indexes import AbortedTransaction
-    from shoal.log.remote import RemoteReads
+    from shoal.log.remote import RemoteLogReader
     from shoal.log.segment import DeletedSegment, Segment
     from shoal.log.storage import Storage
     from shoal.record.batch import BatchHeader, Buffer
@@ -52,7 +52,7 @@ class LogState:
         self.segments: list[Segment] = []
         self.bases: list[int] = []
         self.epochs = LeaderEpochs(storage, directory)
-        self.producers = ProducerStates()
+        self.producers = ProducerStateManager()
         self.snapshots = ProducerSnapshots(storage, directory)
         self.log_start_offset = 0
         self.log_end_offset = 0
@@ -70,7 +70,7 @@ class LogState:
         self.garbage: list[DeletedSegment] = []
         self.compacting = False
         #: What is only in the object store; None until tiered storage has opened the log.
-        self.remote: RemoteReads | None = None
+        self.remote: RemoteLogReader | None = None
         #: Why compaction gave up on this log; empty if it did not.
         self.uncleanable = ""
         #: When compaction may remove the first tombstone that it kept.
@@ -122,7 +122,7 @@ class LogState:
         """Write one batch at the end of the log. Raises `AppendRefused`."""
         active = self.segments[-1]
         try:
-            if active.size and rolling.due_for(
+            if active.size and rolling.should_roll_for(
                 self.config,
                 active,
                 size=size,
@@ -158,40 +158,40 @@ class LogState:
         old.flush()
         old.trim()
         self.snapshots.write(base_offset, self.producers, self.bases)
-        new = rolling.fresh_segment(self.storage, self.directory, self.config, base_offset, now_ms)
+        new = rolling.create_segment(self.storage, self.directory, self.config, base_offset, now_ms)
         self.segments.append(new)
         self.bases.append(base_offset)
         self.names_changed = True
         self.sync_wanted = True
         return new
 
-    def batches(self, offset: int, end: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
+    def read_batches(self, offset: int, end: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
         """Iterate over (position in its segment, header, bytes) of the batches in [offset, end)."""
         for segment in list(self.segments[max(0, bisect_right(self.bases, offset) - 1) :]):
             if segment.base_offset >= end:
                 return
-            found = segment.find(offset)
-            if found is None:
+            first_batch = segment.find(offset)
+            if first_batch is None:
                 continue
-            for position, header, data in segment.batches(found[0]):
+            for position, header, data in segment.read_batches(first_batch[0]):
                 if header.base_offset >= end:
                     return
                 yield position, header, data
 
-    def last_stable_offset(self, high_watermark: int) -> int:
+    def find_last_stable_offset(self, high_watermark: int) -> int:
         """Return the offset below which all transactions have ended."""
-        first = self.producers.first_unstable_offset(high_watermark)
+        first = self.producers.find_first_unstable_offset(high_watermark)
         if first is None or first > high_watermark:
             return high_watermark
         return max(first, self.log_start_offset)
 
-    def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
+    def find_aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
         """Return the aborted transactions that overlap [start, end), by their marker's offset."""
         out = []
         if self.remote is not None and start < self.bases[0]:
-            out += self.remote.aborted(start, end)
+            out += self.remote.find_aborted_transactions(start, end)
         for segment in self.segments[max(0, bisect_right(self.bases, start) - 1) :]:
-            for entry in segment.aborted():
+            for entry in segment.get_aborted_transactions():
                 if entry.last_offset >= start and entry.first_offset < end:
                     out.append(entry)
                 if entry.last_stable_offset >= end:

@@ -66,7 +66,7 @@ class Storage(Protocol):
 
     def exists(self, path: str) -> bool: ...
 
-    def names(self, path: str) -> list[str]:
+    def list_directory(self, path: str) -> list[str]:
         """Return the sorted names in a directory; empty if it does not exist."""
 
     def is_directory(self, path: str) -> bool: ...
@@ -93,17 +93,17 @@ class Storage(Protocol):
     def replace_file(self, path: str, data: Buffer, *, sync: bool) -> None:
         """Replace a small file atomically: readers see the old or the new contents."""
 
-    def size_bytes(self, path: str) -> int:
+    def get_size_bytes(self, path: str) -> int:
         """Return the size of a file; 0 for a directory. Raises `FileNotFoundError`."""
 
-    def modified_ms(self, path: str) -> int:
+    def get_modified_ms(self, path: str) -> int:
         """Return the time of the last write, in epoch milliseconds."""
 
     def lock(self, path: str) -> File:
         """Take an exclusive lock between processes, until the file is closed. Raises
         `BlockingIOError` if another process has it."""
 
-    def free_bytes(self, path: str) -> tuple[int, int]:
+    def get_free_bytes(self, path: str) -> tuple[int, int]:
         """Return (total, usable) bytes of the volume."""
 
 
@@ -137,12 +137,12 @@ class DiskFile:
             self._write_rest(at, count, buffers)
         return size
 
-    def _write_rest(self, at: int, done: int, buffers: Sequence[Buffer]) -> None:
+    def _write_rest(self, at: int, written: int, buffers: Sequence[Buffer]) -> None:
         """Complete a short write: write the rest as one buffer. Raises `OSError`."""
-        left = memoryview(b"".join(buffers))[done:]
-        while left:
-            count = os.pwrite(self._fd, left, at + done)
-            done, left = done + count, left[count:]
+        rest = memoryview(b"".join(buffers))[written:]
+        while rest:
+            count = os.pwrite(self._fd, rest, at + written)
+            written, rest = written + count, rest[count:]
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -177,7 +177,7 @@ class DiskStorage:
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
-    def names(self, path: str) -> list[str]:
+    def list_directory(self, path: str) -> list[str]:
         try:
             return sorted(os.listdir(path))
         except FileNotFoundError:
@@ -197,7 +197,7 @@ class DiskStorage:
             os.remove(path)
 
     def remove_directory(self, path: str) -> None:
-        for name in self.names(path):
+        for name in self.list_directory(path):
             inner = f"{path}/{name}"
             if os.path.isdir(inner) and not os.path.islink(inner):
                 self.remove_directory(inner)
@@ -228,11 +228,11 @@ class DiskStorage:
         if sync:
             self.sync_directory(os.path.dirname(path))
 
-    def size_bytes(self, path: str) -> int:
-        found = os.stat(path)
-        return 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+    def get_size_bytes(self, path: str) -> int:
+        status = os.stat(path)
+        return 0 if stat.S_ISDIR(status.st_mode) else status.st_size
 
-    def modified_ms(self, path: str) -> int:
+    def get_modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000
 
     def lock(self, path: str) -> DiskFile:
@@ -244,6 +244,6 @@ class DiskStorage:
             raise
         return file
 
-    def free_bytes(self, path: str) -> tuple[int, int]:
-        found = os.statvfs(path)
-        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    def get_free_bytes(self, path: str) -> tuple[int, int]:
+        volume = os.statvfs(path)
+        return volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize

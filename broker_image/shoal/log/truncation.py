@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.log import producer_recovery, rolling
-from shoal.log.producers import ProducerStates
+from shoal.log.producers import ProducerStateManager
 
 if TYPE_CHECKING:
     from shoal.log.remote import RebuiltState
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.log.state import LogState
 
 
-def from_offset(log: LogState, offset: int) -> None:
+def truncate_to(log: LogState, offset: int) -> None:
     """Remove all records from `offset` on. Raises `OSError`."""
     if offset >= log.log_end_offset:
         # A short leadership may have noted an epoch that starts here and has no records.
@@ -27,9 +27,9 @@ def from_offset(log: LogState, offset: int) -> None:
         # Epochs and producer states below the local log are in the object store, with its records.
         # From the log start on, the replica gets them from there again (`rebuild`).
         tiered = log.config.remote_storage_enable
-        fully(log, min(log.log_start_offset, offset) if tiered else offset)
+        truncate_fully(log, min(log.log_start_offset, offset) if tiered else offset)
         return
-    _void(log)
+    _invalidate(log)
     while len(log.segments) > 1 and log.segments[-1].base_offset >= offset:
         _drop(log, log.segments.pop())
         log.bases.pop()
@@ -42,9 +42,9 @@ def from_offset(log: LogState, offset: int) -> None:
     producer_recovery.rebuild(log, log.active.created_ms)
 
 
-def fully(log: LogState, offset: int) -> None:
+def truncate_fully(log: LogState, offset: int) -> None:
     """Remove all records and continue at `offset`. Raises `OSError`."""
-    _void(log)
+    _invalidate(log)
     now_ms = log.active.created_ms
     while log.segments:
         _drop(log, log.segments.pop())
@@ -52,7 +52,7 @@ def fully(log: LogState, offset: int) -> None:
     log.snapshots.drop_past(-1)
     log.producers.clear()
     log.epochs.clear()
-    fresh = rolling.fresh_segment(log.storage, log.directory, log.config, offset, now_ms)
+    fresh = rolling.create_segment(log.storage, log.directory, log.config, offset, now_ms)
     log.segments.append(fresh)
     log.bases.append(offset)
     log.log_start_offset = log.log_end_offset = offset
@@ -67,15 +67,15 @@ def rebuild(log: LogState, state: RebuiltState, log_start_offset: int) -> None:
     Until the last step, the log is an empty one at its start. After a crash the replica begins
     again there.
     """
-    producers = ProducerStates()
+    producers = ProducerStateManager()
     now_ms = log.active.created_ms
     producers.load(state.producer_snapshot, now_ms)
     start, end = min(log_start_offset, state.next_offset), state.next_offset
-    fully(log, start)
+    truncate_fully(log, start)
     log.snapshots.restore(end, state.producer_snapshot)
     log.epochs.restore(state.leader_epochs)
     if end > start:
-        fresh = rolling.fresh_segment(log.storage, log.directory, log.config, end, now_ms)
+        fresh = rolling.create_segment(log.storage, log.directory, log.config, end, now_ms)
         _drop(log, log.segments.pop())
         log.segments.append(fresh)
         log.bases[:] = [end]
@@ -84,7 +84,7 @@ def rebuild(log: LogState, state: RebuiltState, log_start_offset: int) -> None:
     log.epochs.truncate_from_start(start)
 
 
-def _void(log: LogState) -> None:
+def _invalidate(log: LogState) -> None:
     log.generation += 1
     log.forget_positions()
 

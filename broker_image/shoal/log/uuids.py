@@ -7,12 +7,12 @@ import binascii
 from uuid import UUID
 
 
-def uuid_text(value: UUID) -> str:
+def format_uuid(value: UUID) -> str:
     """Return the 22 characters of an id."""
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
 
 
-def uuid_from_text(text: str) -> UUID | None:
+def parse_uuid(text: str) -> UUID | None:
     """Parse an id in Kafka's form or with dashes; None for other text."""
     try:
         if len(text) == 36:

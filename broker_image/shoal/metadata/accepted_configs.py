@@ -1,4 +1,4 @@
-"""Broker configs of Kafka 4.3.1 that this broker accepts without effect, or refuses.
+"""Broker configs of Kafka 4.4.0 that this broker accepts without effect, or refuses.
 
 It accepts configs that tune machinery it does not have. It refuses values other than the default if
 the feature is missing and users must know: credentials, policies, tiered storage.
@@ -6,9 +6,9 @@ the feature is missing and users must know: credentials, policies, tiered storag
 
 from __future__ import annotations
 
-from shoal.metadata.config_keys import table
+from shoal.metadata.config_keys import parse_table
 
-ACCEPTED = table(
+ACCEPTED = parse_table(
     """
 # accepted: Threads and buffers
 log.flush.start.offset.checkpoint.interval.ms int 60000 0..
@@ -17,10 +17,25 @@ replica.high.watermark.checkpoint.interval.ms long 5000 -
     Interval at which Kafka writes high watermarks. Shoal writes them with the recovery points.
 log.initial.task.delay.ms long 30000 0.. internal
     Delay between the start and the first background work on logs.
-group.coordinator.rebalance.protocols list classic,consumer consumer|classic|share|streams
+group.coordinator.rebalance.protocols list - consumer|classic|share|streams
+    = classic,consumer,streams
     Enabled group protocols. Shoal always enables all of them.
 group.share.assignors list simple simple
     Assignor of share groups. Shoal uses simple.
+group.streams.assignors list sticky sticky
+    Assignor of streams groups. Shoal uses sticky.
+group.consumer.assignor.offload.enable boolean true - cluster-wide internal
+    Whether a thread of its own computes assignments. Shoal uses one event loop.
+group.share.assignor.offload.enable boolean true - cluster-wide internal
+    Whether a thread of its own computes assignments. Shoal uses one event loop.
+group.streams.assignor.offload.enable boolean true - cluster-wide internal
+    Whether a thread of its own computes assignments. Shoal uses one event loop.
+group.streams.num.warmup.replicas int 2 0.. internal
+    Maximum number of warm-up tasks. Shoal makes none.
+group.streams.max.warmup.replicas int 20 0.. internal
+    Maximum of a group's streams.num.warmup.replicas.
+group.streams.acceptable.recovery.lag long 10000 0.. internal
+    Lag of a copy of a state at which its task may move there. Tasks of Shoal move at once.
 num.network.threads int 3 1.. cluster-wide
     Threads for network I/O. Shoal uses one event loop.
 num.io.threads int 8 1.. cluster-wide
@@ -71,6 +86,9 @@ server.max.startup.time.ms long long-max 0.. internal
 group.share.persister.class.name string - - internal
     = org.apache.kafka.server.share.persister.DefaultStatePersister
     Java class that stores share-group state.
+group.share.dlq.manager.class.name string - - internal
+    = org.apache.kafka.server.share.dlq.DefaultShareGroupDLQManager
+    Java class that writes dead letters.
 kafka.metrics.polling.interval.secs int 10 1..
     Polling interval of Java metrics reporters.
 kafka.metrics.reporters list "" -
@@ -85,12 +103,12 @@ metrics.recording.level string INFO -
 metrics.sample.window.ms long 30000 1..
     Length of a sample. Prometheus computes rates.
 unstable.api.versions.enable boolean false - internal
-    Whether unreleased API versions are enabled. Shoal has none.
+    Whether unreleased API versions are enabled. There are none in Shoal.
 unstable.feature.versions.enable boolean false - internal
-    Whether unreleased feature versions are enabled. Shoal has none.
+    Whether unreleased feature versions are enabled. There are none in Shoal.
 # accepted: Replication and the metadata quorum
 num.replica.alter.log.dirs.threads int - -
-    Threads that move replicas between directories. A broker of Shoal has one directory.
+    Threads that move replicas between directories. A broker of Shoal uses one directory.
 replica.socket.receive.buffer.bytes int 65536 -
     Size of a follower's receive buffer.
 controller.socket.timeout.ms int 30000 -
@@ -173,10 +191,14 @@ remote.log.storage.manager.class.path string - -
 remote.log.storage.manager.impl.prefix string rsm.config. -
     Prefix of the configs for remote.log.storage.manager.class.name.
 # refused: Unsupported features
+max.decompressed.message.bytes int 2147483639 1..2147483639 cluster-wide
+    Maximum size of a record after decompression. Shoal limits a whole batch instead, to 128 MiB.
+group.streams.rack.aware.assignment.tags list "" -
+    Tags of clients over which standby tasks are spread.
+group.streams.topology.description.plugin.class class - -
+    Java plugins cannot be loaded.
 transaction.two.phase.commit.enable boolean false -
     Two-phase commit (KIP-939) is not supported.
-cordoned.log.dirs list "" - per-broker
-    A broker has one log directory, which cannot be cordoned.
 alter.config.policy.class.name class - -
     Java policy classes cannot be loaded.
 create.topic.policy.class.name class - -
@@ -212,6 +234,9 @@ sasl.login.callback.handler.class class - -
 sasl.login.class class - -
     Java login classes cannot be loaded.
 # accepted: SASL details
+sasl.oauthbearer.allow.unverified.issuer boolean false -
+    Whether tokens of any issuer are taken. Shoal takes them if sasl.oauthbearer.expected.issuer is
+    unset.
 sasl.mechanism.controller.protocol string GSSAPI -
     SASL mechanism for connections to controllers.
 sasl.mechanism.inter.broker.protocol string GSSAPI - per-broker
@@ -241,7 +266,7 @@ sasl.oauthbearer.assertion.claim.exp.seconds int 300 0..86400
 sasl.oauthbearer.assertion.claim.iss string - -
     Issuer claim of an OAuth assertion.
 sasl.oauthbearer.assertion.claim.jti.include boolean false -
-    Whether an OAuth assertion has an id claim.
+    Whether an OAuth assertion contains an id claim.
 sasl.oauthbearer.assertion.claim.nbf.seconds int 60 0..3600
     Time by which the start of an OAuth assertion is in the past.
 sasl.oauthbearer.assertion.claim.sub string - -

@@ -12,7 +12,7 @@ import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from shoal.metadata.controller import Decision
+from shoal.metadata.controller import ControllerResult
 from shoal.metadata.records import RECORDS_PER_DECISION_MAX, MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import (
@@ -23,12 +23,16 @@ from shoal.security.acls import (
     PatternType,
     Permission,
     ResourceType,
+    parse_network,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shoal.metadata.image import MetadataImage
+
+#: The metadata.version from which on hosts of entries may be networks: 4.4-IV1.
+NETWORKS_LEVEL = 32
 
 Refusal = tuple[ErrorCode, str]
 _NO_REFUSAL: Refusal = (ErrorCode.none, "")
@@ -48,7 +52,7 @@ class AclFilter(NamedTuple):
     operation: Operation
     permission: Permission
 
-    def matches(self, acl: Acl) -> bool:
+    def is_match(self, acl: Acl) -> bool:
         """Return whether the filter selects an entry."""
         return (
             self._has_name_of(acl)
@@ -78,7 +82,7 @@ class AclFilter(NamedTuple):
         return None
 
 
-def acl_id(acl: Acl) -> UUID:
+def compute_acl_id(acl: Acl) -> UUID:
     """Return the id of an entry."""
     name, principal, host = acl.resource_name, acl.principal, acl.host
     numbers = (acl.resource_type, acl.pattern_type, acl.operation, acl.permission)
@@ -86,7 +90,7 @@ def acl_id(acl: Acl) -> UUID:
     return UUID(bytes=hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16])
 
 
-def acl_record(id: UUID, acl: Acl) -> MetadataRecord:
+def build_acl_record(id: UUID, acl: Acl) -> MetadataRecord:
     """Return the record that stores an entry."""
     return MetadataRecord(
         "AccessControlEntryRecord",
@@ -103,7 +107,7 @@ def acl_record(id: UUID, acl: Acl) -> MetadataRecord:
     )
 
 
-def create(image: MetadataImage, acls: Sequence[Acl]) -> Decision:
+def create(image: MetadataImage, acls: Sequence[Acl]) -> ControllerResult:
     """Create entries, each independently. An entry that exists already is left as it is.
 
     The response is (error code, message) for each entry, in order. Raises `ApiError`.
@@ -111,21 +115,21 @@ def create(image: MetadataImage, acls: Sequence[Acl]) -> Decision:
     records: dict[UUID, MetadataRecord] = {}
     outcomes = []
     for acl in acls:
-        refusal = _refusal(acl)
+        refusal = _find_refusal(acl, image.features.get("metadata.version", 0))
         outcomes.append(refusal or _NO_REFUSAL)
         if refusal is None:
-            id = acl_id(acl)
+            id = compute_acl_id(acl)
             if id not in image.acls:
-                records[id] = acl_record(id, acl)
+                records[id] = build_acl_record(id, acl)
     if len(records) > RECORDS_PER_DECISION_MAX:
         raise ApiError(
             ErrorCode.policy_violation, "Unable to perform excessively large batch operation."
         )
-    return Decision(list(records.values()), outcomes)
+    return ControllerResult(list(records.values()), outcomes)
 
 
-def _refusal(acl: Acl) -> Refusal | None:
-    """Return why an entry cannot be created, or None."""
+def _find_refusal(acl: Acl, level: int) -> Refusal | None:
+    """Return why an entry cannot be created at that metadata.version, or None."""
     if acl.resource_type == ResourceType.CLUSTER and acl.resource_name != CLUSTER_NAME:
         reason = f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}"
     elif not acl.resource_name:
@@ -143,32 +147,48 @@ def _refusal(acl: Acl) -> Refusal | None:
             f"Could not parse principal from `{acl.principal}` (no colon is present separating the"
             " principal type from the principal name)"
         )
+    elif not acl.host:
+        reason = "Host pattern cannot be null or empty"
+    elif "/" in acl.host:
+        return _find_network_refusal(acl.host, level)
     else:
         return None
     return ErrorCode.invalid_request, reason
 
 
-class Deletion(NamedTuple):
+def _find_network_refusal(host: str, level: int) -> Refusal | None:
+    """Return why a network in CIDR notation cannot be the host of an entry, or None."""
+    if level < NETWORKS_LEVEL:
+        reason = "CIDR-based ACL host patterns require metadata version 4.4-IV1 or higher."
+        return ErrorCode.unsupported_version, reason
+    try:
+        parse_network(host)
+    except ValueError as error:
+        return ErrorCode.invalid_request, f"Invalid CIDR notation '{host}': {error}"
+    return None
+
+
+class AclDeleteResult(NamedTuple):
     """The outcome of one filter: an error, or the entries that it has deleted."""
 
     refusal: Refusal | None
     deleted: Sequence[Acl] = ()
 
 
-def delete(image: MetadataImage, filters: Iterable[AclFilter]) -> Decision:
+def delete(image: MetadataImage, filters: Iterable[AclFilter]) -> ControllerResult:
     """Delete the entries that the filters select.
 
-    The response is a `Deletion` for each filter, in order. An entry that several filters select is
-    in the result of each. Raises `ApiError`.
+    The response is a `AclDeleteResult` for each filter, in order. An entry that several filters
+    select is in the result of each. Raises `ApiError`.
     """
     records: dict[UUID, MetadataRecord] = {}
     outcomes = []
-    for one in filters:
-        if one.refusal is not None:
-            outcomes.append(Deletion(one.refusal))
+    for acl_filter in filters:
+        if acl_filter.refusal is not None:
+            outcomes.append(AclDeleteResult(acl_filter.refusal))
             continue
-        found = [(id, acl) for id, acl in image.acls.items() if one.matches(acl)]
-        for id, _ in found:
+        matching = [(id, acl) for id, acl in image.acls.items() if acl_filter.is_match(acl)]
+        for id, _ in matching:
             # As in Kafka, an entry that is deleted already counts at the limit.
             if len(records) >= RECORDS_PER_DECISION_MAX:
                 raise ApiError(
@@ -177,14 +197,14 @@ def delete(image: MetadataImage, filters: Iterable[AclFilter]) -> Decision:
                     " operation.",
                 )
             records[id] = MetadataRecord("RemoveAccessControlEntryRecord", {"id": id})
-        outcomes.append(Deletion(None, [acl for _, acl in found]))
-    return Decision(list(records.values()), outcomes)
+        outcomes.append(AclDeleteResult(None, [acl for _, acl in matching]))
+    return ControllerResult(list(records.values()), outcomes)
 
 
-def describe(acls: Mapping[UUID, Acl], wanted: AclFilter) -> list[Acl]:
+def describe(acls: Mapping[UUID, Acl], acl_filter: AclFilter) -> list[Acl]:
     """Return the entries that the filter selects, sorted by their patterns."""
-    return sorted({acl for acl in acls.values() if wanted.matches(acl)}, key=_pattern_first)
+    return sorted({acl for acl in acls.values() if acl_filter.is_match(acl)}, key=_get_sort_key)
 
 
-def _pattern_first(acl: Acl) -> tuple[ResourceType, str, PatternType, Acl]:
+def _get_sort_key(acl: Acl) -> tuple[ResourceType, str, PatternType, Acl]:
     return acl.resource_type, acl.resource_name, acl.pattern_type, acl

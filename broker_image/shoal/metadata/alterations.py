@@ -11,18 +11,20 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import broker_rules, client_metrics, configs, listener_configs, names
-from shoal.metadata.config_keys import ConfigError, ConfigKey, Scope, Type, text_of
-from shoal.metadata.configs import GROUP, TOPIC, Layers
-from shoal.metadata.controller import Decision
-from shoal.metadata.image import MetadataImage, ResourceType
+from shoal.metadata.config_keys import ConfigError, ConfigKey, ConfigScope, ConfigType, format_value
+from shoal.metadata.configs import GROUP, TOPIC, ConfigLayers
+from shoal.metadata.controller import ControllerResult
+from shoal.metadata.image import ConfigResourceType, MetadataImage
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal.protocol.responses import topics as responses
 
-class Operation(IntEnum):
+
+class AlterConfigOperation(IntEnum):
     """Operations of IncrementalAlterConfigs (KIP-339)."""
 
     SET = 0
@@ -31,27 +33,27 @@ class Operation(IntEnum):
     SUBTRACT = 3
 
 
-class Change(NamedTuple):
+class ConfigChange(NamedTuple):
     """A change of one config; `operation` is a number from the request."""
 
     name: str
     value: str | None
-    operation: int = Operation.SET
+    operation: int = AlterConfigOperation.SET
 
 
-class Alteration(NamedTuple):
+class ConfigAlteration(NamedTuple):
     """The requested changes of one resource."""
 
     resource_type: int
     resource_name: str
-    changes: Sequence[Change]
+    changes: Sequence[ConfigChange]
 
     @property
     def key(self) -> tuple[int, str]:
         return self.resource_type, self.resource_name
 
 
-class _Refused(Exception):
+class _AlterationRefused(Exception):
     def __init__(self, code: ErrorCode, message: str | None) -> None:
         super().__init__(message)
         self.code = code
@@ -60,25 +62,25 @@ class _Refused(Exception):
 
 def alter_configs(
     image: MetadataImage,
-    alterations: Sequence[Alteration],
+    alterations: Sequence[ConfigAlteration],
     *,
     incremental: bool,
     validate_only: bool = False,
-) -> Decision:
+) -> ControllerResult:
     """Alter resources; the response has AlterConfigs' results in the order of `alterations`.
 
     Unless `incremental`, the changes replace all configs of the resource (the old AlterConfigs).
     """
     records: list[MetadataRecord] = []
-    results = []
+    results: list[responses.AlterConfigsResourceResponse] = []
     times = Counter(alteration.key for alteration in alterations)
     for alteration in alterations:
         code, message = ErrorCode.none, None
         try:
             if times[alteration.key] > 1:
-                raise _invalid("Each resource must appear at most once.")
+                raise _build_invalid_error("Each resource must appear at most once.")
             records += _alter(image, alteration, incremental)
-        except _Refused as refused:
+        except _AlterationRefused as refused:
             code, message = refused.code, refused.message
         results.append(
             {
@@ -88,34 +90,40 @@ def alter_configs(
                 "resource_name": alteration.resource_name,
             }
         )
-    return Decision([] if validate_only else records, results)
+    return ControllerResult([] if validate_only else records, results)
 
 
-def _invalid(message: str) -> _Refused:
-    return _Refused(ErrorCode.invalid_request, message)
+def _build_invalid_error(message: str) -> _AlterationRefused:
+    return _AlterationRefused(ErrorCode.invalid_request, message)
 
 
-def _alter(image: MetadataImage, asked: Alteration, incremental: bool) -> list[MetadataRecord]:
-    """Return the records of one resource's alteration. Raises `_Refused`."""
-    changed = [change.name for change in asked.changes]
+def _alter(
+    image: MetadataImage, alteration: ConfigAlteration, incremental: bool
+) -> list[MetadataRecord]:
+    """Return the records of one resource's alteration. Raises `_AlterationRefused`."""
+    changed = [change.name for change in alteration.changes]
     if len(set(changed)) < len(changed):
-        raise _invalid("Error due to duplicate config keys")
-    without = [c.name for c in asked.changes if c.value is None and c.operation != Operation.DELETE]
+        raise _build_invalid_error("Error due to duplicate config keys")
+    without = [
+        c.name
+        for c in alteration.changes
+        if c.value is None and c.operation != AlterConfigOperation.DELETE
+    ]
     if without:
-        raise _invalid(f"Null value not supported for : {', '.join(without)}")
-    before = image.configs.get(asked.key, configs.NONE)
-    after = _altered(image, asked, incremental)
-    check = _CHECKS.get(asked.resource_type)
+        raise _build_invalid_error(f"Null value not supported for : {', '.join(without)}")
+    before = image.configs.get(alteration.key, configs.NONE)
+    after = _apply_alteration(image, alteration, incremental)
+    check = _CHECKS.get(alteration.resource_type)
     if check is None:
-        raise _invalid(f"Unknown resource type {asked.resource_type}")
-    check(image, asked.resource_name, after)
+        raise _build_invalid_error(f"Unknown resource type {alteration.resource_type}")
+    check(image, alteration.resource_name, after)
     touched = {**before, **after} if not incremental else dict.fromkeys(changed)
     return [
         MetadataRecord(
             "ConfigRecord",
             {
-                "resource_type": asked.resource_type,
-                "resource_name": asked.resource_name,
+                "resource_type": alteration.resource_type,
+                "resource_name": alteration.resource_name,
                 "name": name,
                 "value": after.get(name),
             },
@@ -123,23 +131,31 @@ def _alter(image: MetadataImage, asked: Alteration, incremental: bool) -> list[M
         for name in sorted(touched)
         if before.get(name) != after.get(name)
         # Brokers read files again that a config names, also if it stays the same (KAFKA-14136).
-        or (asked.resource_type == ResourceType.BROKER and name in changed and name in after)
+        or (
+            alteration.resource_type == ConfigResourceType.BROKER
+            and name in changed
+            and name in after
+        )
     ]
 
 
-def altered(image: MetadataImage, asked: Alteration, *, incremental: bool) -> dict[str, str] | None:
+def apply_alteration(
+    image: MetadataImage, alteration: ConfigAlteration, *, incremental: bool
+) -> dict[str, str] | None:
     """Return the configs of a resource after an alteration, unchecked; None for one that cannot be
     read."""
     try:
-        return _altered(image, asked, incremental)
-    except _Refused:
+        return _apply_alteration(image, alteration, incremental)
+    except _AlterationRefused:
         return None
 
 
-def _altered(image: MetadataImage, asked: Alteration, incremental: bool) -> dict[str, str]:
-    after = dict(image.configs.get(asked.key, configs.NONE)) if incremental else {}
-    for change in asked.changes:
-        value = _changed(image, asked.resource_type, change, after.get(change.name))
+def _apply_alteration(
+    image: MetadataImage, alteration: ConfigAlteration, incremental: bool
+) -> dict[str, str]:
+    after = dict(image.configs.get(alteration.key, configs.NONE)) if incremental else {}
+    for change in alteration.changes:
+        value = _apply_operation(image, alteration.resource_type, change, after.get(change.name))
         if value is None:
             after.pop(change.name, None)
         else:
@@ -147,47 +163,47 @@ def _altered(image: MetadataImage, asked: Alteration, incremental: bool) -> dict
     return after
 
 
-def _changed(
-    image: MetadataImage, resource_type: int, change: Change, present: str | None
+def _apply_operation(
+    image: MetadataImage, resource_type: int, change: ConfigChange, present: str | None
 ) -> str | None:
     """Return a config's text after one operation; None removes it."""
-    if change.operation == Operation.SET:
+    if change.operation == AlterConfigOperation.SET:
         return change.value
-    if change.operation == Operation.DELETE:
+    if change.operation == AlterConfigOperation.DELETE:
         return None
-    if change.operation not in (Operation.APPEND, Operation.SUBTRACT):
-        raise _invalid(f"Unknown operations type {change.operation}")
-    key = _key(resource_type, change.name)
+    if change.operation not in (AlterConfigOperation.APPEND, AlterConfigOperation.SUBTRACT):
+        raise _build_invalid_error(f"Unknown operations type {change.operation}")
+    key = _find_key(resource_type, change.name)
     assert change.value is not None
-    if key is None or key.type is not Type.LIST:
-        raise _Refused(
+    if key is None or key.type is not ConfigType.LIST:
+        raise _AlterationRefused(
             ErrorCode.invalid_config,
-            f"Can't {Operation(change.operation).name} to key {change.name} because its type is "
-            "not LIST.",
+            f"Can't {AlterConfigOperation(change.operation).name} to key {change.name} because its "
+            "type is not LIST.",
         )
     if present is None:
-        present = text_of(_default(image, resource_type, change.name)) or ""
+        present = format_value(_find_default(image, resource_type, change.name)) or ""
     items = [item for item in present.split(",") if item]
     for item in change.value.split(","):
-        if change.operation == Operation.APPEND and item not in items:
+        if change.operation == AlterConfigOperation.APPEND and item not in items:
             items.append(item)
-        elif change.operation == Operation.SUBTRACT and item in items:
+        elif change.operation == AlterConfigOperation.SUBTRACT and item in items:
             items.remove(item)
     return ",".join(items)
 
 
-def _key(resource_type: int, name: str) -> ConfigKey | None:
-    if resource_type == ResourceType.BROKER:
-        return listener_configs.key_of(name)
+def _find_key(resource_type: int, name: str) -> ConfigKey | None:
+    if resource_type == ConfigResourceType.BROKER:
+        return listener_configs.find_key(name)
     return _TABLES.get(resource_type, {}).get(name)
 
 
-def _default(image: MetadataImage, resource_type: int, name: str) -> Any:
+def _find_default(image: MetadataImage, resource_type: int, name: str) -> Any:
     """Return the value of a config that the resource does not set."""
-    if resource_type == ResourceType.TOPIC:
-        return image.topic_config("")[name]
-    if resource_type == ResourceType.BROKER:
-        override = listener_configs.split(name)
+    if resource_type == ConfigResourceType.TOPIC:
+        return image.resolve_topic_config("")[name]
+    if resource_type == ConfigResourceType.BROKER:
+        override = listener_configs.split_name(name)
         return image.broker_config[name if override is None else override.target]
     return GROUP[name].default
 
@@ -202,10 +218,10 @@ _DISABLED_AND_KEPT = (
 )
 
 
-def checked_topic_configs(image: MetadataImage, own: Mapping[str, str]) -> str | None:
+def find_topic_config_error(image: MetadataImage, own: Mapping[str, str]) -> str | None:
     """Return why a topic cannot have the configs `own`, or None."""
     try:
-        values = {**image.topic_config(""), **configs.parse(TOPIC, own)}
+        values = {**image.resolve_topic_config(""), **configs.parse(TOPIC, own)}
     except ConfigError as error:
         return str(error)
     if values["min.compaction.lag.ms"] > values["max.compaction.lag.ms"]:
@@ -214,12 +230,17 @@ def checked_topic_configs(image: MetadataImage, own: Mapping[str, str]) -> str |
             f"({values['min.compaction.lag.ms']}) > max.compaction.lag.ms "
             f"({values['max.compaction.lag.ms']})"
         )
-    return _remote_storage_refusal(image, values)
+    if values["shoal.deduplication.window.ms"] and "compact" in values["cleanup.policy"]:
+        return (
+            "shoal.deduplication.window.ms only supports topics without compaction, which removes "
+            "the record that an id names. Set cleanup.policy=delete, or the window to 0."
+        )
+    return _find_remote_storage_error(image, values)
 
 
-def _remote_storage_refusal(image: MetadataImage, values: Mapping[str, Any]) -> str | None:
+def _find_remote_storage_error(image: MetadataImage, values: Mapping[str, Any]) -> str | None:
     """Return why a topic with these effective configs cannot be tiered, or None. The sentences are
-    those of Apache Kafka 4.3.1."""
+    those of Apache Kafka 4.4.0."""
     if not values["remote.storage.enable"]:
         return None
     if not image.broker_config["remote.log.storage.system.enable"]:
@@ -234,20 +255,34 @@ def _remote_storage_refusal(image: MetadataImage, values: Mapping[str, Any]) -> 
             "being an empty list."
         )
     for unit in ("bytes", "ms"):
-        name, whole = f"local.retention.{unit}", f"retention.{unit}"
-        local, total = values[name], values[whole]
+        name, total_name = f"local.retention.{unit}", f"retention.{unit}"
+        local, total = values[name], values[total_name]
         if local == -2 or total == -1:
             continue
         if local == -1:
-            reason = f"Value must not be -1 as {whole} value is set as {total}."
+            reason = f"Value must not be -1 as {total_name} value is set as {total}."
             return str(ConfigError(name, local, reason))
         if local > total:
-            reason = f"Value must not be more than {whole} property value: {total}"
+            reason = f"Value must not be more than {total_name} property value: {total}"
             return str(ConfigError(name, local, reason))
-    return _copy_disable_refusal(values) if values["remote.log.copy.disable"] else None
+    return _find_copy_lag_error(values) or (
+        _find_copy_disable_error(values) if values["remote.log.copy.disable"] else None
+    )
 
 
-def _copy_disable_refusal(values: Mapping[str, Any]) -> str | None:
+def _find_copy_lag_error(values: Mapping[str, Any]) -> str | None:
+    """Return why segments would leave the local disk before they are copied, or None."""
+    for unit in ("bytes", "ms"):
+        name, local_name = f"remote.copy.lag.{unit}", f"local.retention.{unit}"
+        lag, local = values[name], values[local_name]
+        kept = values[f"retention.{unit}"] if local == -2 else local
+        if 0 <= kept < lag:
+            reason = f"Value must not exceed {local_name} (effective value: {kept})"
+            return str(ConfigError(name, lag, reason))
+    return None
+
+
+def _find_copy_disable_error(values: Mapping[str, Any]) -> str | None:
     for unit in ("bytes", "ms"):
         local, total = values[f"local.retention.{unit}"], values[f"retention.{unit}"]
         if local not in (-2, total):
@@ -261,22 +296,28 @@ def _copy_disable_refusal(values: Mapping[str, Any]) -> str | None:
 
 def _check_topic(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
     if not name:
-        raise _invalid("Default topic resources are not allowed.")
-    reason = names.invalid_topic(name)
+        raise _build_invalid_error("Default topic resources are not allowed.")
+    reason = names.find_topic_name_error(name)
     if reason is not None:
-        raise _Refused(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {reason}")
-    reason = checked_topic_configs(image, after)
+        raise _AlterationRefused(
+            ErrorCode.invalid_topic_exception, f"Topic name is invalid: {reason}"
+        )
+    reason = find_topic_config_error(image, after)
     if reason is not None:
-        raise _Refused(ErrorCode.invalid_config, reason)
+        raise _AlterationRefused(ErrorCode.invalid_config, reason)
     if name not in image.topics:
-        raise _Refused(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")
+        raise _AlterationRefused(
+            ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist."
+        )
     parsed = configs.parse(TOPIC, after)
     enabled = parsed.get("remote.storage.enable", False)
     if enabled and name in names.INTERNAL_TOPICS:
-        raise _Refused(ErrorCode.invalid_config, f"The internal topic '{name}' cannot be tiered.")
+        raise _AlterationRefused(
+            ErrorCode.invalid_config, f"The internal topic '{name}' cannot be tiered."
+        )
     deletes = parsed.get("remote.log.delete.on.disable", False)
-    if not enabled and not deletes and image.topic_config(name)["remote.storage.enable"]:
-        raise _Refused(ErrorCode.invalid_config, _DISABLED_AND_KEPT)
+    if not enabled and not deletes and image.resolve_topic_config(name)["remote.storage.enable"]:
+        raise _AlterationRefused(ErrorCode.invalid_config, _DISABLED_AND_KEPT)
 
 
 def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
@@ -284,68 +325,70 @@ def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> 
         try:
             broker_id = int(name)
         except ValueError:
-            raise _invalid(f"Node id must be an integer, but it is: {name}") from None
+            raise _build_invalid_error(f"Node id must be an integer, but it is: {name}") from None
         if broker_id not in image.brokers:
-            raise _invalid(f"Unexpected broker id {name}: no such broker is registered")
+            raise _build_invalid_error(f"Unexpected broker id {name}: no such broker is registered")
     try:
         listener_configs.parse(after)
     except ConfigError as error:
-        raise _invalid(str(error)) from None
-    scopes = {n: key.scope for n in sorted(after) if (key := listener_configs.key_of(n))}
-    fixed = [n for n, scope in scopes.items() if scope is Scope.READ_ONLY]
+        raise _build_invalid_error(str(error)) from None
+    scopes = {n: key.scope for n in sorted(after) if (key := listener_configs.find_key(n))}
+    fixed = [n for n, scope in scopes.items() if scope is ConfigScope.READ_ONLY]
     if fixed:
-        raise _invalid(f"Cannot update these configs dynamically: {', '.join(fixed)}")
+        raise _build_invalid_error(f"Cannot update these configs dynamically: {', '.join(fixed)}")
     without_prefix = [n for n in scopes if n in listener_configs.SECURITY]
     if without_prefix:
-        raise _invalid(
+        raise _build_invalid_error(
             "These security configs can be dynamically updated only per-listener using the listener"
             f" prefix: {', '.join(without_prefix)}"
         )
-    single = [n for n, scope in scopes.items() if scope is Scope.PER_BROKER]
+    single = [n for n, scope in scopes.items() if scope is ConfigScope.PER_BROKER]
     if single and not name:
-        raise _invalid(f"Cannot update these configs at default cluster level: {', '.join(single)}")
+        raise _build_invalid_error(
+            f"Cannot update these configs at default cluster level: {', '.join(single)}"
+        )
     own, default, static = image.layers
-    layers = Layers(after, default, static) if name else Layers(own, after, static)
-    reason = broker_rules.contradiction(configs.broker_values(layers))
-    if reason is not None and not broker_rules.contradiction(image.broker_config):
-        raise _invalid(reason)
+    layers = ConfigLayers(after, default, static) if name else ConfigLayers(own, after, static)
+    reason = broker_rules.find_contradiction(configs.resolve_broker_values(layers))
+    if reason is not None and not broker_rules.find_contradiction(image.broker_config):
+        raise _build_invalid_error(reason)
 
 
 def _check_group(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
     if not name:
-        raise _invalid("Default group resources are not allowed.")
+        raise _build_invalid_error("Default group resources are not allowed.")
     try:
-        values = configs.override(GROUP, image.group_config(""), {})
+        values = configs.override(GROUP, image.resolve_group_config(""), {})
         values |= configs.parse(GROUP, after)
     except ConfigError as error:
-        raise _Refused(ErrorCode.invalid_config, str(error)) from None
-    reason = configs.out_of_bounds(values, image.broker_config)
+        raise _AlterationRefused(ErrorCode.invalid_config, str(error)) from None
+    reason = configs.find_bounds_violation(values, image.broker_config)
     for kind in ("consumer", "share", "streams"):
         if values[f"{kind}.heartbeat.interval.ms"] >= values[f"{kind}.session.timeout.ms"]:
             reason = reason or (
                 f"{kind}.session.timeout.ms must be greater than {kind}.heartbeat.interval.ms"
             )
     if reason is not None:
-        raise _Refused(ErrorCode.invalid_config, reason)
+        raise _AlterationRefused(ErrorCode.invalid_config, reason)
 
 
 def _check_client_metrics(_image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
     if not name:
-        raise _invalid("Subscription name can't be empty")
+        raise _build_invalid_error("Subscription name can't be empty")
     try:
         values = client_metrics.parse(after)
     except ConfigError as error:
-        raise _invalid(str(error)) from None
+        raise _build_invalid_error(str(error)) from None
     try:
-        client_metrics.patterns(values.get("match", ()))
+        client_metrics.compile_patterns(values.get("match", ()))
     except ConfigError as error:
-        raise _Refused(ErrorCode.invalid_config, str(error)) from None
+        raise _AlterationRefused(ErrorCode.invalid_config, str(error)) from None
 
 
-_TABLES = {ResourceType.TOPIC: TOPIC, ResourceType.GROUP: GROUP}
+_TABLES = {ConfigResourceType.TOPIC: TOPIC, ConfigResourceType.GROUP: GROUP}
 _CHECKS = {
-    ResourceType.TOPIC: _check_topic,
-    ResourceType.BROKER: _check_broker,
-    ResourceType.GROUP: _check_group,
-    ResourceType.CLIENT_METRICS: _check_client_metrics,
+    ConfigResourceType.TOPIC: _check_topic,
+    ConfigResourceType.BROKER: _check_broker,
+    ConfigResourceType.GROUP: _check_group,
+    ConfigResourceType.CLIENT_METRICS: _check_client_metrics,
 }

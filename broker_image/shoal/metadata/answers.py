@@ -11,7 +11,7 @@ ANSWERS_BYTES_MAX = 8 << 20
 _KEY_BYTES = 500
 
 
-class EncodedAnswers:
+class EncodedResponseCache:
     """Owns the responses, by what they depend on beside the image. The oldest are dropped first."""
 
     def __init__(self, bytes_max: int = ANSWERS_BYTES_MAX) -> None:
@@ -24,10 +24,10 @@ class EncodedAnswers:
 
     def get(self, key: Any) -> Any:
         """Return the response with that key, or None."""
-        found = self._answers.get(key)
-        return None if found is None else found[0]
+        entry = self._answers.get(key)
+        return None if entry is None else entry[0]
 
-    def keep(self, key: Any, answer: Any, size: int) -> None:
+    def put(self, key: Any, answer: Any, size: int) -> None:
         """Cache a response, unless it is larger than the cache. `size` are its bytes, and those by
         which its key is larger than others."""
         cost = size + _KEY_BYTES

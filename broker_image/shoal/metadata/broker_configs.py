@@ -1,18 +1,18 @@
 """Broker configs with an effect, under Kafka's names or Shoal's own, which start with `shoal.`.
 
 `BROKER` also includes `cluster_configs`, `sasl_configs`, `tls_configs` and `accepted_configs`.
-`config_keys.table` has the format.
+`config_keys.parse_table` has the format.
 """
 
 from __future__ import annotations
 
 from shoal.metadata.accepted_configs import ACCEPTED
 from shoal.metadata.cluster_configs import CLUSTER
-from shoal.metadata.config_keys import table
+from shoal.metadata.config_keys import parse_table
 from shoal.metadata.sasl_configs import SASL
 from shoal.metadata.tls_configs import TLS
 
-BROKER = table(
+BROKER = parse_table(
     """
 # applied: Identity and listeners
 node.id int 1 0..
@@ -39,7 +39,7 @@ shoal.metrics.listener string - -
     is none.
 shoal.metrics.security.protocol string PLAINTEXT PLAINTEXT|SSL -
     SSL serves /metrics over TLS only, with the configs listener.name.metrics.ssl.*. /healthz and
-    /readyz are served without TLS, too.
+    /readyz are still served without TLS.
 shoal.metrics.token.file string - -
     File with bearer tokens, one on a line. /metrics then needs one, or a certificate of a client.
     The broker reads it again when it changes.
@@ -62,6 +62,10 @@ queued.max.request.bytes long -1 -
     Maximum bytes of large requests that are arriving and of produce requests that are not yet
     appended, over all connections. At this size the broker stops reading requests. -1 means no
     limit.
+shoal.request.memory.bytes long 268435456 1048576..
+    Memory for large requests that are arriving and for produce requests that are not yet appended.
+    A client may use as much as is still free, so one client gets half. The others wait, and the
+    oldest incomplete request always goes on.
 socket.receive.buffer.bytes int 102400 -
     Size of a connection's receive buffer (SO_RCVBUF). If unset or -1, the operating system decides.
 socket.send.buffer.bytes int 102400 -
@@ -98,7 +102,7 @@ delegation.token.expiry.check.interval.ms long 3600000 1..
     Interval at which the active controller removes expired delegation tokens.
 # applied: Tiered storage
 remote.log.storage.system.enable boolean false -
-    Whether topics may have remote.storage.enable. Set it on all brokers and controllers.
+    Whether topics may set remote.storage.enable. Set it on all brokers and controllers.
 shoal.remote.store.url string "" -
     The object store: s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix, or
     file:///directory. Credentials come from the environment, files or workload identity.
@@ -106,7 +110,7 @@ shoal.remote.store.endpoint string "" -
     URL of a server that speaks the protocol of the store, such as http://127.0.0.1:9000. If empty,
     the provider's.
 shoal.remote.store.region string "" -
-    Region of an S3 bucket. If empty, that of the environment.
+    Region of an S3 bucket. If empty, the region of the environment.
 shoal.remote.store.request.timeout.ms int 30000 1..
     Deadline of one attempt of a request to the store. The time to transfer its data at 256 KB/s is
     added.
@@ -117,9 +121,10 @@ shoal.remote.store.payload.signing string auto auto|always|never
     without, later ones are signed.
 shoal.remote.copy.interval.ms long 3600000 -1..
     Age at which the active segment of a tiered partition is closed, so that it can be copied. It
-    bounds what is not in the store yet. -1 means that segment.ms and segment.bytes alone close it.
+    limits how much is not in the store yet. -1 means that segment.ms and segment.bytes alone close
+    it.
 shoal.remote.compacted.topics.enable boolean false -
-    Whether compacted topics may have remote.storage.enable, which Kafka refuses. Set it on all
+    Whether compacted topics may set remote.storage.enable, which Kafka refuses. Set it on all
     brokers and controllers.
 shoal.remote.compression.type string uncompressed uncompressed|zstd cluster-wide
     How the chunks of new objects are compressed. Chunks of batches that producers compressed stay
@@ -135,7 +140,7 @@ shoal.remote.encryption.clear.segments.enable boolean false - cluster-wide
     not say that they were copied so. The segments of earlier releases and of a restored cluster may
     be such segments.
 shoal.remote.chunk.cache.bytes long 1073741824 1..
-    Maximum size of downloaded chunks on the disk. A chunk has about 8 MB.
+    Maximum size of downloaded chunks on the disk. A chunk takes about 8 MB.
 shoal.remote.backup.interval.ms long 600000 -1..
     Interval at which the cluster's metadata, and the positions, transactions and share-group states
     that have changed, go to the store. A cluster is restored from there. -1 writes none.
@@ -146,7 +151,8 @@ shoal.remote.store.incarnation string "" - cluster-wide
 shoal.remote.orphan.check.interval.ms long 21600000 1000..
     Interval at which the leader of a tiered partition compares its objects with its metadata.
 shoal.remote.orphan.grace.ms long 86400000 0..
-    Age at which an object is deleted that no metadata names. A copy that is under way has metadata.
+    Age at which an object is deleted that no metadata names. A copy that is under way is named
+    there.
 remote.log.manager.copy.max.bytes.per.second long long-max 1.. cluster-wide
     Maximum rate at which this broker copies to the object store, in bytes per second.
 remote.log.manager.copy.quota.window.num int 11 1..
@@ -162,8 +168,8 @@ remote.log.manager.fetch.quota.window.size.seconds int 1 1..
 remote.log.manager.task.interval.ms long 30000 1..
     Interval at which a leader copies segments to the store and deletes them there.
 follower.fetch.last.tiered.offset.enable boolean false - cluster-wide
-    Whether a replica without records begins behind what is in the store (KIP-1023). If not, it also
-    copies what its leader has on the disk and in the store.
+    Whether a replica without records copies only the records that are not in the store yet
+    (KIP-1023). If not, it copies all records on its leader's disk, including those in the store.
 remote.fetch.max.wait.ms int 500 1.. cluster-wide
     Minimum time for which a fetch waits for the store before it returns nothing.
 remote.list.offsets.request.timeout.ms long 30000 1.. cluster-wide
@@ -172,6 +178,16 @@ rlmm.config.remote.log.metadata.topic.num.partitions int 50 1..
     Partitions of __remote_log_metadata. The number is fixed once the topic exists.
 rlmm.config.remote.log.metadata.topic.replication.factor short 3 1..
     Replicas of __remote_log_metadata, limited by the number of brokers.
+rlmm.config.remote.log.metadata.topic.min.isr short 2 1..
+    In-sync replicas that a write to __remote_log_metadata needs, limited by its replicas.
+log.remote.copy.lag.ms long 0 -1.. cluster-wide
+    Age of its latest record at which a closed segment is copied to the object store, unless
+    log.remote.copy.lag.bytes lets it be copied earlier. 0 means at once, -1 the time of
+    log.local.retention.ms.
+log.remote.copy.lag.bytes long -1 -1.. cluster-wide
+    Bytes of newer records at which a closed segment is copied to the object store, unless
+    log.remote.copy.lag.ms lets it be copied earlier. 0 means at once, -1 the size of
+    log.local.retention.bytes.
 log.local.retention.bytes long -2 -2.. cluster-wide
     Maximum size of a tiered partition on local disk. -2 means that log.retention.bytes applies.
 log.local.retention.ms long -2 -2.. cluster-wide
@@ -181,8 +197,8 @@ authorizer.class.name string "" @authorizer
     Class of the authorizer. org.apache.kafka.metadata.authorizer.StandardAuthorizer decides by
     access control entries (ACLs). If empty, all clients may do everything.
 super.users string "" @principals
-    Principals that may do everything, separated by semicolons, such as User:admin;User:node. The
-    nodes of a cluster need to be among them, or to have the permission CLUSTER_ACTION.
+    Principals that may do everything, separated by semicolons, such as User:admin;User:node. List
+    the nodes of the cluster here, or give them the permission CLUSTER_ACTION.
 allow.everyone.if.no.acl.found boolean false -
     Whether all clients may use a resource that no ACL names.
 # applied: Client quotas
@@ -221,6 +237,8 @@ log.dir list ./shoal-data -
     Directory of the logs if log.dirs is unset.
 log.dirs list - -
     Directories of the logs. This broker supports one directory.
+cordoned.log.dirs list "" - per-broker
+    Directories of the logs that get no new replicas: that of this broker, or * for all.
 log.segment.bytes int 1073741824 1048576.. cluster-wide
     Maximum size of a segment. A full segment is closed and a new one starts.
 log.roll.ms long - - cluster-wide
@@ -480,6 +498,10 @@ group.streams.min.assignment.interval.ms int 0 0..
     Minimum of a group's streams.assignment.interval.ms.
 group.streams.max.assignment.interval.ms int 15000 0..
     Maximum of a group's streams.assignment.interval.ms.
+group.streams.task.offset.interval.ms int 60000 1.. internal
+    Interval at which a member reports the offsets of its tasks.
+group.streams.min.task.offset.interval.ms int 15000 1.. internal
+    Minimum of a group's streams.task.offset.interval.ms.
 group.streams.initial.rebalance.delay.ms int 3000 0..
     Time that a new group waits for more members.
 group.streams.num.standby.replicas int 0 0..

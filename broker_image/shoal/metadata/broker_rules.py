@@ -1,7 +1,7 @@
 """Checks of broker configs that depend on several values.
 
 The server checks before it starts, and before configs are altered at run time. The errors have the
-text of Apache Kafka 4.3.1, whose KafkaConfig makes the same checks. Configs that an earlier release
+text of Apache Kafka 4.4.0, whose KafkaConfig makes the same checks. Configs that an earlier release
 stored are not checked again.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.metadata.configs import GROUP, TOPIC, Values, inherited
+from shoal.metadata.configs import GROUP, TOPIC, Values, resolve_inherited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+CORDONED = "cordoned.log.dirs"
 #: Pairs whose first value must be at least the second.
 _AT_LEAST = (
     ("group.share.max.share.sessions", "group.share.max.size"),
@@ -24,17 +25,17 @@ _AT_LEAST = (
 _DEDUPE_BYTES_MIN = 1 << 20
 
 
-def contradiction(values: Values) -> str | None:
+def find_contradiction(values: Values) -> str | None:
     """Return why these broker configs contradict each other, or None."""
-    return next(_contradictions(values), None)
+    return next(_find_contradictions(values), None)
 
 
-def _contradictions(values: Values) -> Iterator[str]:
-    yield from _bounds_of_groups(values)
+def _find_contradictions(values: Values) -> Iterator[str]:
+    yield from _check_group_bounds(values)
     for greater, least in _AT_LEAST:
         if values[greater] < values[least]:
             yield f"{greater} must be greater than or equal to {least}"
-    retention_ms = inherited(TOPIC, values)["retention.ms"]
+    retention_ms = resolve_inherited(TOPIC, values)["retention.ms"]
     if retention_ms == 0 or retention_ms < -1:
         yield "log.retention.ms must be unlimited (-1) or, greater than or equal to 1"
     if 0 < values["queued.max.request.bytes"] < values["socket.request.max.bytes"]:
@@ -56,7 +57,25 @@ def _contradictions(values: Values) -> Iterator[str]:
         yield "group.consumer.assignors must not be empty"
 
 
-def _bounds_of_groups(values: Values) -> Iterator[str]:
+def find_foreign_cordon(values: Values) -> str | None:
+    """Return why these log directories cannot be cordoned, or None (KIP-1066). Only the broker
+    itself knows its directories."""
+    cordoned = values[CORDONED]
+    if "*" in cordoned:
+        if len(cordoned) == 1:
+            return None
+        return f"requirement failed: When {CORDONED} is set to *, it must not contain other values"
+    directories = values["log.dirs"] or values["log.dir"]
+    missing = [name for name in cordoned if name not in directories]
+    if not missing:
+        return None
+    return (
+        f"requirement failed: All entries in {CORDONED} must be present in log.dirs or log.dir."
+        f" Missing entries : {', '.join(missing)}"
+    )
+
+
+def _check_group_bounds(values: Values) -> Iterator[str]:
     """Check that group configs' bounds are ordered and include the brokers' defaults (KIP-1240)."""
     for key in GROUP.values():
         low, high = key.bounds

@@ -9,14 +9,14 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.metadata.config_keys import ConfigError, UnknownConfig, table
+from shoal.metadata.config_keys import ConfigError, UnknownConfig, parse_table
 from shoal.metadata.patterns import InvalidPattern, compile_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 #: The configs of a subscription.
-SUBSCRIPTION = table(
+SUBSCRIPTION = parse_table(
     """
 # applied: Subscription
 interval.ms int 300000 100..3600000
@@ -55,26 +55,26 @@ def parse(texts: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def patterns(match: Iterable[str]) -> dict[str, Any]:
+def compile_patterns(match: Iterable[str]) -> dict[str, Any]:
     """Return the compiled patterns of a `match` by selector. Raises `ConfigError`."""
-    found = {}
+    compiled = {}
     for item in match:
         selector, sign, pattern = item.partition("=")
         if not sign or selector not in SELECTORS:
             raise ConfigError("match", item, f"selectors are {', '.join(SELECTORS)}")
         try:
-            found[selector] = compile_pattern(pattern)
+            compiled[selector] = compile_pattern(pattern)
         except InvalidPattern as error:
             raise ConfigError("match", item, f"Illegal client matching pattern: {error}") from None
-    return found
+    return compiled
 
 
 def _has_match(match: Iterable[str], client: Mapping[str, str]) -> bool:
     try:
-        found = patterns(match)
+        compiled = compile_patterns(match)
     except ConfigError:  # Written by a release that accepted other patterns.
         return False
-    return all(p.fullmatch(client[selector]) is not None for selector, p in found.items())
+    return all(p.fullmatch(client[selector]) is not None for selector, p in compiled.items())
 
 
 def subscribe(

@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.metadata.controller import Decision
+from shoal.metadata.controller import ControllerResult
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -50,7 +50,7 @@ class QuotaChange(NamedTuple):
 EXACT, DEFAULT, SPECIFIED = 0, 1, 2
 
 
-class Component(NamedTuple):
+class QuotaFilterComponent(NamedTuple):
     """A part of a filter: entity type, match type, and the name of an exact match."""
 
     entity_type: str
@@ -60,29 +60,29 @@ class Component(NamedTuple):
 
 def alter(
     image: MetadataImage, changes: Sequence[QuotaChange], *, validate_only: bool = False
-) -> Decision:
+) -> ControllerResult:
     """Set and remove quotas, each entity's independently.
 
     The response is (error code, message) for each change, in order.
     """
     records: list[MetadataRecord] = []
     outcomes: list[tuple[ErrorCode, str | None]] = []
-    seen: set[Entity] = set()
+    seen_entities: set[Entity] = set()
     for change in changes:
         entity: Entity = tuple(sorted(change.entity, key=lambda pair: pair[0]))
-        refusal = _entity_refusal(entity) or _values_refusal(entity, change.values)
-        if entity in seen:
+        refusal = _find_entity_error(entity) or _find_values_error(entity, change.values)
+        if entity in seen_entities:
             refusal = "The entity is named twice in the request."
-        seen.add(entity)
+        seen_entities.add(entity)
         if refusal is None:
-            records += _records(image.client_quotas.get(entity, {}), entity, change.values)
+            records += _build_records(image.client_quotas.get(entity, {}), entity, change.values)
             outcomes.append((ErrorCode.none, None))
         else:
             outcomes.append((ErrorCode.invalid_request, refusal))
-    return Decision([] if validate_only else records, outcomes)
+    return ControllerResult([] if validate_only else records, outcomes)
 
 
-def _entity_refusal(entity: Entity) -> str | None:
+def _find_entity_error(entity: Entity) -> str | None:
     types = [kind for kind, _ in entity]
     if not types:
         return "A quota needs an entity: a user, a client-id, both, or an ip."
@@ -110,13 +110,13 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _values_refusal(entity: Entity, values: Sequence[tuple[str, float | None]]) -> str | None:
+def _find_values_error(entity: Entity, values: Sequence[tuple[str, float | None]]) -> str | None:
     valid = _IP_KEYS if entity[0][0] == IP else _KEYS
-    seen: set[str] = set()
+    seen_keys: set[str] = set()
     for key, value in values:
-        if key in seen:
+        if key in seen_keys:
             return f"Duplicate quota key {key}."
-        seen.add(key)
+        seen_keys.add(key)
         if value is None:
             continue
         if key not in valid:
@@ -132,7 +132,7 @@ def _values_refusal(entity: Entity, values: Sequence[tuple[str, float | None]]) 
     return None
 
 
-def _records(
+def _build_records(
     now: Mapping[str, float], entity: Entity, values: Sequence[tuple[str, float | None]]
 ) -> Iterator[MetadataRecord]:
     """Yield the records of the changes."""
@@ -150,32 +150,34 @@ def _records(
 
 
 def describe(
-    quotas: Quotas, components: Iterable[Component], *, strict: bool
+    quotas: Quotas, components: Iterable[QuotaFilterComponent], *, strict: bool
 ) -> list[tuple[Entity, Mapping[str, float]]]:
     """Return the entities that match every component; with `strict` they have no other type.
 
     Raises `ApiError`.
     """
-    wanted: dict[str, Component] = {}
+    by_type: dict[str, QuotaFilterComponent] = {}
     for component in components:
-        _check_component(component, wanted)
-        wanted[component.entity_type] = component
-    if IP in wanted and len(wanted) > 1:
+        _check_component(component, by_type)
+        by_type[component.entity_type] = component
+    if IP in by_type and len(by_type) > 1:
         raise ApiError(
             ErrorCode.invalid_request, "An ip cannot be asked for with a user or a client-id."
         )
     return [
         (entity, values)
         for entity, values in sorted(quotas.items(), key=lambda item: str(item[0]))
-        if _matches(dict(entity), wanted, strict=strict)
+        if _has_match(dict(entity), by_type, strict=strict)
     ]
 
 
-def _check_component(component: Component, wanted: Mapping[str, Component]) -> None:
+def _check_component(
+    component: QuotaFilterComponent, by_type: Mapping[str, QuotaFilterComponent]
+) -> None:
     kind, match_type, match = component
     if not kind:
         raise ApiError(ErrorCode.invalid_request, "Invalid empty entity type.")
-    if kind in wanted:
+    if kind in by_type:
         raise ApiError(ErrorCode.invalid_request, f"{kind} is listed twice in the filter.")
     if kind not in (USER, CLIENT_ID, IP):
         raise ApiError(ErrorCode.unsupported_version, f"Unsupported entity type {kind}.")
@@ -187,18 +189,18 @@ def _check_component(component: Component, wanted: Mapping[str, Component]) -> N
         )
 
 
-def _matches(
-    entity: Mapping[str, str | None], wanted: Mapping[str, Component], *, strict: bool
+def _has_match(
+    entity: Mapping[str, str | None], by_type: Mapping[str, QuotaFilterComponent], *, strict: bool
 ) -> bool:
-    if strict and len(entity) != len(wanted):
+    if strict and len(entity) != len(by_type):
         return False
     return all(
         kind in entity and (c.match_type == SPECIFIED or entity[kind] == c.match)
-        for kind, c in wanted.items()
+        for kind, c in by_type.items()
     )
 
 
-class Match(NamedTuple):
+class QuotaMatch(NamedTuple):
     """The quota of a client: its limit and the (user, client id) that share it. An empty name means
     that the quota does not depend on it.
     """
@@ -207,7 +209,7 @@ class Match(NamedTuple):
     sharers: tuple[str, str]
 
 
-def find(quotas: Quotas, key: str, user: str, client_id: str) -> Match | None:
+def find_quota(quotas: Quotas, key: str, user: str, client_id: str) -> QuotaMatch | None:
     """Return the most specific quota of a client for this key, or None."""
     for entity, sharers in (
         (((CLIENT_ID, client_id), (USER, user)), (user, client_id)),
@@ -221,11 +223,11 @@ def find(quotas: Quotas, key: str, user: str, client_id: str) -> Match | None:
     ):
         limit = quotas.get(entity, {}).get(key)
         if limit is not None:
-            return Match(limit, sharers)
+            return QuotaMatch(limit, sharers)
     return None
 
 
-def connection_rate(quotas: Quotas, host: str) -> float | None:
+def find_connection_rate(quotas: Quotas, host: str) -> float | None:
     """Return the limit of connections per second from an address, or None."""
     for name in (host, None):
         limit = quotas.get(((IP, name),), {}).get(CONNECTION_CREATION_RATE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.metadata.config_keys import table
+from shoal.metadata.config_keys import parse_table
 
-CLUSTER = table(
+CLUSTER = parse_table(
     """
 # applied: The cluster and the metadata quorum
 shoal.cluster.id string - -
@@ -18,11 +18,11 @@ controller.listener.names list - -
 inter.broker.listener.name string - -
     Name of the listener for traffic between brokers. If unset, the first listener.
 security.inter.broker.protocol string PLAINTEXT PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL
-    Name of the listener for traffic between brokers, if it is that of a security protocol. If
-    unset, inter.broker.listener.name applies.
+    Name of the listener for traffic between brokers, if it equals the name of a security protocol.
+    If unset, inter.broker.listener.name applies.
 controller.quorum.voters list "" -
-    Initial voters of the metadata quorum as id@host:port, the same on all nodes. The port is that
-    of the controller listener.
+    Initial voters of the metadata quorum as id@host:port, the same on all nodes. Name the port of
+    the controller listener.
 controller.quorum.bootstrap.servers list "" -
     Addresses at which a node that is not an initial voter finds the metadata quorum.
 controller.quorum.auto.join.enable boolean false -
@@ -76,7 +76,7 @@ replica.fetch.backoff.ms int 1000 0..
 replica.fetch.max.bytes int 1048576 0..
     Maximum bytes of one partition in a follower's fetch.
 replica.fetch.min.bytes int 1 -
-    Minimum bytes of a response to a follower's fetch. The leader waits until it has them.
+    Minimum bytes of a response to a follower's fetch. The leader waits until there are as many.
 replica.fetch.response.max.bytes int 10485760 0..
     Maximum bytes of a response to a follower's fetch.
 replica.fetch.wait.max.ms int 500 -

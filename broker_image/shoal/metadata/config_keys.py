@@ -1,8 +1,8 @@
 """Definitions of configs: name, type, default, check and effect.
 
 The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text with
-one row per config (see `table`). `configs` parses values against them. Types, ranges and refusals
-follow Kafka's ConfigDef, so that users see the errors they know from Kafka.
+one row per config (see `parse_table`). `configs` parses values against them. Types, ranges and
+refusals follow Kafka's ConfigDef, so that users see the errors they know from Kafka.
 
 Each config has a `ConfigEffect`:
 
@@ -29,7 +29,6 @@ from shoal.security.principal_mapping import PrincipalMapper
 #: A check of a typed value that returns the reason for a refusal, or None.
 Check = Callable[[Any], str | None]
 
-_COMMA = re.compile(r"\s*,\s*")
 _RANGE = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)?")
 _THROTTLED = re.compile(r"\d+:\d+")
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -37,6 +36,8 @@ _DURATION = re.compile(
     r"([-+]?)P(?=.)(?:([-+]?\d+)D)?"
     r"(?:T(?=.)(?:([-+]?\d+)H)?(?:([-+]?\d+)M)?(?:([-+]?\d+)(?:[.,](\d{0,9}))?S)?)?"
 )
+#: What `\s` is in Java's patterns, by which Kafka splits lists.
+_JAVA_SPACE = " \t\n\v\f\r"
 #: Java's largest values by their names in the rows. They mean no limit.
 _LIMITS = {
     "int-max": str((1 << 31) - 1),
@@ -66,7 +67,7 @@ class UnknownConfig(ConfigError):
         self.name, self.value, self.reason = name, None, "unknown name"
 
 
-class Type(IntEnum):
+class ConfigType(IntEnum):
     """Value types; the numbers are DescribeConfigs' `config_type` (KIP-569)."""
 
     BOOLEAN = 1
@@ -80,10 +81,10 @@ class Type(IntEnum):
     PASSWORD = 9
 
 
-_BITS = {Type.SHORT: 15, Type.INT: 31, Type.LONG: 63}
+_BITS = {ConfigType.SHORT: 15, ConfigType.INT: 31, ConfigType.LONG: 63}
 
 
-class Scope(Enum):
+class ConfigScope(Enum):
     """The scope at which a running broker's config can be altered (KIP-226)."""
 
     READ_ONLY = "read-only"
@@ -128,8 +129,8 @@ class OneOf:
 
     def __call__(self, value: Any) -> str | None:
         for item in value if isinstance(value, tuple) else (value,):
-            known = item.lower() in map(str.lower, self.values) if self.any_case else False
-            if not known and item not in self.values:
+            is_known = item.lower() in map(str.lower, self.values) if self.any_case else False
+            if not is_known and item not in self.values:
                 return f"String must be one of: {', '.join(self.values)}"
         return None
 
@@ -137,36 +138,36 @@ class OneOf:
         return ", ".join(self.values)
 
 
-def gzip_level(value: Any) -> str | None:
+def check_gzip_level(value: Any) -> str | None:
     """1 to 9, or -1 for the codec's default"""
     if value == -1 or 1 <= value <= 9:
         return None
     return "Value must be between 1 and 9 or equal to -1"
 
 
-def throttled(value: Any) -> str | None:
+def check_throttled_replicas(value: Any) -> str | None:
     """partition:broker,partition:broker… or *"""
     if value == ("*",) or all(_THROTTLED.fullmatch(item) for item in value):
         return None
     return "Replicas are listed as partitionId:brokerId,partitionId:brokerId, or * for all"
 
 
-def per_ip(value: Any) -> str | None:
+def check_per_ip(value: Any) -> str | None:
     """address:count,address:count"""
     try:
-        counts_by_address(value)
+        parse_counts_by_address(value)
     except ValueError:
         return "exceptions are listed as address:count,address:count"
     return None
 
 
-def counts_by_address(text: str) -> dict[str, int]:
+def parse_counts_by_address(text: str) -> dict[str, int]:
     """Parse address:count,address:count into counts by IP address. Raises `ValueError`."""
-    found = {}
+    counts = {}
     for item in filter(None, map(str.strip, text.split(","))):
         address, _, count = item.rpartition(":")
-        found[str(ipaddress.ip_address(address.strip("[]")))] = int(count)
-    return found
+        counts[str(ipaddress.ip_address(address.strip("[]")))] = int(count)
+    return counts
 
 
 #: Kafka's classes that verify bearer tokens: signed ones (with an older name), and any.
@@ -180,14 +181,14 @@ UNSECURED_TOKENS = (
 )
 
 
-def token_handler(value: Any) -> str | None:
+def check_token_handler(value: Any) -> str | None:
     """OAuthBearerValidatorCallbackHandler or OAuthBearerUnsecuredValidatorCallbackHandler"""
     if value in (*SIGNED_TOKENS, UNSECURED_TOKENS):
         return None
     return f"Java classes cannot be loaded. It is {SIGNED_TOKENS[0]} or {UNSECURED_TOKENS}"
 
 
-def jaas_config(value: Any) -> str | None:
+def check_jaas_config(value: Any) -> str | None:
     """module.Class required name="value";"""
     try:
         if value:
@@ -197,7 +198,7 @@ def jaas_config(value: Any) -> str | None:
     return None
 
 
-def principal_rules(value: Any) -> str | None:
+def check_principal_rules(value: Any) -> str | None:
     """RULE:pattern/replacement/[LU] or DEFAULT, separated by commas"""
     try:
         PrincipalMapper(value)
@@ -206,10 +207,10 @@ def principal_rules(value: Any) -> str | None:
     return None
 
 
-def revoked_subjects(value: Any) -> str | None:
+def check_revoked_subjects(value: Any) -> str | None:
     """FROM/UNTIL/SUBJECT,FROM/UNTIL/SUBJECT…"""
     try:
-        revocations.by_subject(value)
+        revocations.parse_by_subject(value)
     except ValueError as error:
         return (
             f"{error}. An entry is FROM/UNTIL/SUBJECT, such as"
@@ -218,17 +219,58 @@ def revoked_subjects(value: Any) -> str | None:
     return None
 
 
-def offset_reset(value: Any) -> str | None:
+def check_offset_reset(value: Any) -> str | None:
     """latest, earliest, by_duration:PnDTnHnMn.nS"""
     kind, _, duration = value.partition(":")
     if value in ("latest", "earliest"):
         return None
-    if kind == "by_duration" and duration_ms(duration) is not None:
+    if kind == "by_duration" and parse_duration_ms(duration) is not None:
         return None
     return "it is latest, earliest, or by_duration: and a duration such as PT1H30M"
 
 
-def duration_ms(text: str) -> int | None:
+def check_fairness_by(value: Any) -> str | None:
+    """none, key, header:NAME"""
+    if value in ("none", "key") or (value.startswith("header:") and value != "header:"):
+        return None
+    return "it is none, key, or header: and the name of a record header, such as header:customer"
+
+
+def check_tenant_weights(value: Any) -> str | None:
+    """tenant:weight,tenant:weight"""
+    try:
+        weights = list(parse_by_tenant(value).values())
+    except ValueError:
+        weights = [math.nan]
+    if all(0.001 <= weight <= 1000 for weight in weights):
+        return None
+    return "weights from 0.001 to 1000 are listed as tenant:weight,tenant:weight"
+
+
+def check_tenant_limits(value: Any) -> str | None:
+    """tenant:number,tenant:number"""
+    try:
+        limits = list(parse_by_tenant(value).values())
+    except ValueError:
+        limits = [math.nan]
+    if all(0 <= limit < 1 << 31 for limit in limits):
+        return None
+    return "limits from 0, which is none, are listed as tenant:number,tenant:number"
+
+
+def parse_by_tenant(items: tuple[str, ...]) -> dict[bytes, float]:
+    """Parse items tenant:number into numbers by name. A name may contain colons, and is empty for
+    records without a tenant. Raises `ValueError`."""
+    numbers = {}
+    for item in items:
+        name, colon, number = item.rpartition(":")
+        if not colon or "_" in number:
+            raise ValueError(f"{item} is not tenant:number")
+        numbers[name.encode()] = float(number)
+    return numbers
+
+
+def parse_duration_ms(text: str) -> int | None:
     """Return the milliseconds of an ISO 8601 duration PnDTnHnMn.nS, as Java parses it; None if it
     is invalid or negative.
     """
@@ -242,14 +284,14 @@ def duration_ms(text: str) -> int | None:
     return None if total < 0 else total // 1_000_000
 
 
-def authorizer(value: Any) -> str | None:
+def check_authorizer(value: Any) -> str | None:
     """empty, org.apache.kafka.metadata.authorizer.StandardAuthorizer"""
     if value in ("", STANDARD_AUTHORIZER):
         return None
     return f"Java authorizers cannot be loaded. Set {STANDARD_AUTHORIZER}, or leave it empty"
 
 
-def principals(value: Any) -> str | None:
+def check_principals(value: Any) -> str | None:
     """type:name;type:name"""
     for principal in split_principals(value):
         kind, colon, name = principal.partition(":")
@@ -263,7 +305,7 @@ def split_principals(text: str) -> list[str]:
     return [principal.strip() for principal in text.split(";") if principal.strip()]
 
 
-def key_id(value: Any) -> str | None:
+def check_key_id(value: Any) -> str | None:
     """empty, or letters, digits, dots, dashes and underscores"""
     if not value or _KEY_ID.fullmatch(value):
         return None
@@ -274,21 +316,24 @@ def key_id(value: Any) -> str | None:
 
 
 _CHECKS: dict[str, Check] = {
-    "@authorizer": authorizer,
-    "@principals": principals,
-    "@jaas": jaas_config,
-    "@gzip-level": gzip_level,
-    "@key-id": key_id,
-    "@throttled": throttled,
-    "@offset-reset": offset_reset,
-    "@per-ip": per_ip,
-    "@principal-rules": principal_rules,
-    "@revoked-subjects": revoked_subjects,
-    "@token-handler": token_handler,
+    "@authorizer": check_authorizer,
+    "@principals": check_principals,
+    "@jaas": check_jaas_config,
+    "@fairness-by": check_fairness_by,
+    "@gzip-level": check_gzip_level,
+    "@key-id": check_key_id,
+    "@tenant-limits": check_tenant_limits,
+    "@tenant-weights": check_tenant_weights,
+    "@throttled": check_throttled_replicas,
+    "@offset-reset": check_offset_reset,
+    "@per-ip": check_per_ip,
+    "@principal-rules": check_principal_rules,
+    "@revoked-subjects": check_revoked_subjects,
+    "@token-handler": check_token_handler,
 }
 
 
-class Synonym(NamedTuple):
+class ConfigSynonym(NamedTuple):
     """A broker config that sets the default of a topic or group config, multiplied by `factor`."""
 
     name: str
@@ -300,15 +345,15 @@ class ConfigKey:
     """One config. `default` is typed; None means unset. `doc` states the unit."""
 
     name: str
-    type: Type
+    type: ConfigType
     effect: ConfigEffect = ConfigEffect.APPLIED
     section: str = ""
-    scope: Scope = Scope.READ_ONLY
+    scope: ConfigScope = ConfigScope.READ_ONLY
     #: Whether DescribeConfigs leaves it out.
     internal: bool = False
     doc: str = ""
     #: Broker configs that set the default, the strongest first.
-    synonyms: tuple[Synonym, ...] = ()
+    synonyms: tuple[ConfigSynonym, ...] = ()
     #: Broker configs of a group value's minimum and maximum.
     bounds: tuple[str | None, str | None] = (None, None)
     check: Check | None = field(default=None, repr=False)
@@ -316,7 +361,7 @@ class ConfigKey:
 
     @property
     def sensitive(self) -> bool:
-        return self.type is Type.PASSWORD
+        return self.type is ConfigType.PASSWORD
 
     def parse(self, text: str | None) -> Any:
         """Return the typed value of `text`, checked. Raises `ConfigError`."""
@@ -327,7 +372,7 @@ class ConfigKey:
         if reason is None and self.effect is ConfigEffect.REFUSED and value != self.default:
             reason = f"only its default can be taken. {self.doc}"
         if reason is not None:
-            raise self.error(text, reason)
+            raise self.make_error(text, reason)
         return value
 
     def read(self, text: str | None) -> Any:
@@ -336,38 +381,39 @@ class ConfigKey:
             return None
         text = text.strip()
         if self.type in _BITS:
-            return self._integer(text)
-        if self.type is Type.BOOLEAN:
+            return self._parse_integer(text)
+        if self.type is ConfigType.BOOLEAN:
             if text.lower() not in ("true", "false"):
-                raise self.error(text, "Expected value to be either true or false")
+                raise self.make_error(text, "Expected value to be either true or false")
             return text.lower() == "true"
-        if self.type is Type.LIST:
-            return tuple(dict.fromkeys(_COMMA.split(text))) if text else ()
-        if self.type is Type.DOUBLE:
+        if self.type is ConfigType.LIST:
+            parts = text.split(",") if text else []
+            return tuple(dict.fromkeys(part.strip(_JAVA_SPACE) for part in parts))
+        if self.type is ConfigType.DOUBLE:
             try:
                 number = float(text)
             except ValueError:
                 number = math.nan
             if math.isnan(number):
-                raise self.error(text, "Not a number of type DOUBLE")
+                raise self.make_error(text, "Not a number of type DOUBLE")
             return number
         return text
 
-    def _integer(self, text: str) -> int:
+    def _parse_integer(self, text: str) -> int:
         limit = 1 << _BITS[self.type]
         try:
             value = int(text)
         except ValueError:
             value = limit
         if not -limit <= value < limit or "_" in text:
-            raise self.error(text, f"Not a number of type {self.type.name}")
+            raise self.make_error(text, f"Not a number of type {self.type.name}")
         return value
 
-    def error(self, text: object, reason: str) -> ConfigError:
+    def make_error(self, text: object, reason: str) -> ConfigError:
         return ConfigError(self.name, HIDDEN if self.sensitive else text, reason)
 
 
-def text_of(value: Any) -> str | None:
+def format_value(value: Any) -> str | None:
     """Format a typed value as Kafka does."""
     if value is None:
         return None
@@ -380,7 +426,7 @@ def text_of(value: Any) -> str | None:
     return str(value)
 
 
-def table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
+def parse_table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
     """Parse a table, merge others into it, and sort it by name.
 
     A line `# effect: title` opens a section. A row is `name type default check`, optionally
@@ -388,54 +434,54 @@ def table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
     are its description, `= …` a long default, `< broker.config*factor …` its synonyms, `[] low
     high` its bounds. `-` means none.
     """
-    keys = [key for other in others for key in other.values()]
+    keys = [key for other_table in others for key in other_table.values()]
     effect, title = ConfigEffect.APPLIED, ""
     for line in text.strip("\n").split("\n"):
         if line.startswith("# "):
             name, _, title = line[2:].partition(": ")
             effect = ConfigEffect(name)
         elif line.startswith("    "):
-            _detail(keys[-1], line.strip())
+            _parse_detail(keys[-1], line.strip())
         else:
-            keys.append(_row(line.split(), effect, title))
-    found = {key.name: key for key in sorted(keys, key=lambda key: key.name)}
-    assert len(found) == len(keys), "a config is listed twice"
-    return found
+            keys.append(_parse_row(line.split(), effect, title))
+    keys_by_name = {key.name: key for key in sorted(keys, key=lambda key: key.name)}
+    assert len(keys_by_name) == len(keys), "a config is listed twice"
+    return keys_by_name
 
 
-def _row(words: list[str], effect: ConfigEffect, title: str) -> ConfigKey:
+def _parse_row(words: list[str], effect: ConfigEffect, title: str) -> ConfigKey:
     name, kind, default, check, *flags = words
-    key = ConfigKey(name, Type[kind.upper()], effect, title)
+    key = ConfigKey(name, ConfigType[kind.upper()], effect, title)
     key.internal = "internal" in flags
-    for scope in (Scope.PER_BROKER, Scope.CLUSTER_WIDE):
+    for scope in (ConfigScope.PER_BROKER, ConfigScope.CLUSTER_WIDE):
         if scope.value in flags:
             key.scope = scope
-    key.check = _check(check)
+    key.check = _parse_check(check)
     if default != "-":
         key.default = key.read("" if default == '""' else _LIMITS.get(default, default))
     return key
 
 
-def _check(text: str) -> Check | None:
+def _parse_check(text: str) -> Check | None:
     if text == "-":
         return None
     if text.startswith("@"):
         return _CHECKS[text]
     match = _RANGE.fullmatch(text)
     if match is not None:
-        return Range(_number(match[1]), _number(match[2]) if match[2] else None)
+        return Range(_parse_number(match[1]), _parse_number(match[2]) if match[2] else None)
     return OneOf(tuple(text.lstrip("~").split("|")), any_case=text.startswith("~"))
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     return float(text) if "." in text else int(text)
 
 
-def _detail(key: ConfigKey, line: str) -> None:
+def _parse_detail(key: ConfigKey, line: str) -> None:
     """Parse one indented line below a row."""
     if line.startswith("< "):
         pairs = [word.partition("*") for word in line[2:].split()]
-        key.synonyms = tuple(Synonym(name, int(factor or 1)) for name, _, factor in pairs)
+        key.synonyms = tuple(ConfigSynonym(name, int(factor or 1)) for name, _, factor in pairs)
     elif line.startswith("[] "):
         low, high = line[3:].split()
         key.bounds = (None if low == "-" else low, None if high == "-" else high)

@@ -1,13 +1,13 @@
 """Configs: the tables, the parser, and the effective values of topics, groups and brokers.
 
-A config's value comes from layers, the strongest first (`Source`): the topic or group, the broker
-with this id, all brokers, the broker's file and flags, the default. Topics and groups get the lower
-layers from broker configs with other names (`retention.ms` from `log.retention.hours`). A group's
-value is then limited by the brokers' bounds (KIP-1240).
+A config's value comes from layers, the strongest first (`ConfigSource`): the topic or group, the
+broker with this id, all brokers, the broker's file and flags, the default. Topics and groups get
+the lower layers from broker configs with other names (`retention.ms` from `log.retention.hours`). A
+group's value is then limited by the brokers' bounds (KIP-1240).
 
 Values are mappings from Kafka's names to typed values: `config["retention.ms"]` is an int, and
-lists are tuples. Other modules read them through `MetadataImage.topic_config`, `.group_config` and
-`.broker_config`.
+lists are tuples. Other modules read them through `MetadataImage.resolve_topic_config`,
+`.group_config` and `.broker_config`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from shoal.metadata.config_keys import (
     ConfigEffect,
     ConfigError,
     ConfigKey,
-    Scope,
-    Type,
+    ConfigScope,
+    ConfigType,
     UnknownConfig,
-    text_of,
+    format_value,
 )
 from shoal.metadata.group_configs import GROUP
 from shoal.metadata.topic_configs import TOPIC
@@ -36,13 +36,13 @@ __all__ = [
     "ConfigEffect",
     "ConfigError",
     "ConfigKey",
-    "Scope",
-    "Source",
-    "Type",
+    "ConfigScope",
+    "ConfigSource",
+    "ConfigType",
     "UnknownConfig",
+    "find_without_effect",
+    "format_value",
     "parse",
-    "text_of",
-    "without_effect",
 ]
 
 Table = Mapping[str, ConfigKey]
@@ -52,7 +52,7 @@ NONE: Texts = {}
 TABLE_NAMES = {id(BROKER): "broker", id(TOPIC): "topic", id(GROUP): "group"}
 
 
-class Source(IntEnum):
+class ConfigSource(IntEnum):
     """The source of a value; the numbers are DescribeConfigs' `config_source` (KIP-226)."""
 
     TOPIC = 1
@@ -63,7 +63,7 @@ class Source(IntEnum):
     GROUP = 8
 
 
-class Layers(NamedTuple):
+class ConfigLayers(NamedTuple):
     """The layers of a broker's configs, the strongest first: texts by name."""
 
     broker: Texts = NONE
@@ -71,15 +71,15 @@ class Layers(NamedTuple):
     static: Texts = NONE
 
 
-class Origin(NamedTuple):
+class ConfigOrigin(NamedTuple):
     """One source of a value: the config's name there, its text, and the kind of source."""
 
     name: str
     text: str
-    source: Source
+    source: ConfigSource
 
 
-_LAYER_SOURCES = (Source.BROKER, Source.BROKER_DEFAULT, Source.STATIC_BROKER)
+_LAYER_SOURCES = (ConfigSource.BROKER, ConfigSource.BROKER_DEFAULT, ConfigSource.STATIC_BROKER)
 
 
 #: Broker configs with the configs in larger units that apply if they are unset.
@@ -90,27 +90,27 @@ _UNITS = {
 }
 
 
-def parse(table: Table, given: Mapping[str, str | None]) -> dict[str, Any]:
+def parse(table: Table, texts: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the typed values of the given configs.
 
     Raises `ConfigError` (or `UnknownConfig`) for the first invalid one by name.
     """
     values = {}
-    for name in sorted(given):
+    for name in sorted(texts):
         key = table.get(name)
         if key is None:
             raise UnknownConfig(TABLE_NAMES[id(table)], name)
-        values[name] = key.parse(given[name])
+        values[name] = key.parse(texts[name])
     return values
 
 
-def without_effect(table: Table, given: Iterable[str]) -> list[str]:
-    """Return the names among `given` that have no effect on this broker, sorted."""
-    found = (table[name] for name in given if name in table)
-    return sorted({key.name for key in found if key.effect is ConfigEffect.ACCEPTED})
+def find_without_effect(table: Table, names: Iterable[str]) -> list[str]:
+    """Return the names among `names` that have no effect on this broker, sorted."""
+    keys = (table[name] for name in names if name in table)
+    return sorted({key.name for key in keys if key.effect is ConfigEffect.ACCEPTED})
 
 
-def broker_values(layers: Layers) -> dict[str, Any]:
+def resolve_broker_values(layers: ConfigLayers) -> dict[str, Any]:
     """Return the effective value of every broker config."""
     values = {name: key.default for name, key in BROKER.items()}
     for layer in reversed(layers):
@@ -120,12 +120,12 @@ def broker_values(layers: Layers) -> dict[str, Any]:
     return values
 
 
-def inherited(table: Table, broker: Values) -> dict[str, Any]:
+def resolve_inherited(table: Table, broker: Values) -> dict[str, Any]:
     """Return the values of topics or groups without configs of their own."""
-    return {name: _inherited(key, broker) for name, key in table.items()}
+    return {name: _resolve_inherited(key, broker) for name, key in table.items()}
 
 
-def _inherited(key: ConfigKey, broker: Values) -> Any:
+def _resolve_inherited(key: ConfigKey, broker: Values) -> Any:
     for name, factor in key.synonyms:
         value = broker[name]
         if value is not None:
@@ -142,7 +142,7 @@ def override(table: Table, base: Values, own: Texts) -> dict[str, Any]:
     return values
 
 
-def bound(values: dict[str, Any], broker: Values) -> dict[str, Any]:
+def clamp_to_bounds(values: dict[str, Any], broker: Values) -> dict[str, Any]:
     """Limit a group's values to the brokers' bounds (KIP-1240). Changes `values`."""
     for name, key in GROUP.items():
         low, high = key.bounds
@@ -153,7 +153,7 @@ def bound(values: dict[str, Any], broker: Values) -> dict[str, Any]:
     return values
 
 
-def out_of_bounds(values: Values, broker: Values) -> str | None:
+def find_bounds_violation(values: Values, broker: Values) -> str | None:
     """Return why a group's values violate the brokers' bounds, or None."""
     for name in values:
         low, high = GROUP[name].bounds
@@ -164,21 +164,21 @@ def out_of_bounds(values: Values, broker: Values) -> str | None:
     return None
 
 
-def origins(
+def find_config_origins(
     key: ConfigKey,
-    layers: Layers,
-    own: Origin | None = None,
+    layers: ConfigLayers,
+    own: ConfigOrigin | None = None,
     names: tuple[str, ...] = (),
-) -> list[Origin]:
+) -> list[ConfigOrigin]:
     """Return the sources of a config's value, the effective one first.
 
     `own` is the topic's or group's own config. `names` are overrides of a broker config, which have
     no default.
     """
-    found = [] if own is None else [own]
+    origins = [] if own is None else [own]
     if names:
         return [
-            Origin(name, layer[name], source)
+            ConfigOrigin(name, layer[name], source)
             for source, layer in zip(_LAYER_SOURCES, layers, strict=True)
             for name in names
             if name in layer
@@ -188,11 +188,13 @@ def origins(
     else:
         names = tuple(synonym.name for synonym in key.synonyms)
     for source, layer in zip(_LAYER_SOURCES, layers, strict=True):
-        found += [Origin(name, layer[name], source) for name in names if name in layer]
+        origins += [ConfigOrigin(name, layer[name], source) for name in names if name in layer]
     for name in names:
-        text = text_of(BROKER[name].default)
+        text = format_value(BROKER[name].default)
         if text is not None:
-            found.append(Origin(name, text, Source.DEFAULT))
+            origins.append(ConfigOrigin(name, text, ConfigSource.DEFAULT))
     if not names and GROUP.get(key.name) is key:
-        found.append(Origin(key.name, text_of(key.default) or "", Source.DEFAULT))
-    return found
+        origins.append(
+            ConfigOrigin(key.name, format_value(key.default) or "", ConfigSource.DEFAULT)
+        )
+    return origins

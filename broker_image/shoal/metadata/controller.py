@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from shoal.metadata.image import BrokerImage, MetadataImage
 
-METADATA_VERSION = 30
+METADATA_VERSION = 33
 #: Number of producer ids that a broker allocates at a time (KIP-730).
 PRODUCER_ID_BLOCK_SIZE = 1000
-#: Supported features: feature -> (min, max) level. They are those of Kafka 4.3.1, except
-#: share.version 2 of Kafka 4.4, which adds dead letters (KIP-1191), and a feature of Shoal's own.
+#: Supported features: feature -> (min, max) level. They are those of Kafka 4.4.0, and a feature of
+#: Shoal's own.
 SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
@@ -38,26 +38,29 @@ SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
 }
 #: Levels of a new cluster.
 INITIAL_FEATURES = [*RELEASE_FEATURES.values()][-1]
+#: Levels of metadata.version above the first one that change no record. From such a level a cluster
+#: can return to the one before.
+_LEVELS_WITHOUT_RECORDS = (31,)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ControllerResult:
     """Records to append as one atomic batch, and the response to send afterwards."""
 
     records: Sequence[MetadataRecord] = ()
     response: Any = field(default=None)
 
 
-def bootstrap(records: Sequence[MetadataRecord] = ()) -> Decision:
+def bootstrap(records: Sequence[MetadataRecord] = ()) -> ControllerResult:
     """Return the first records of a new cluster: its features, and then `records`."""
     features = [
         MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
         for name, level in INITIAL_FEATURES.items()
     ]
-    return Decision([*features, *records])
+    return ControllerResult([*features, *records])
 
 
-def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -> Decision:
+def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -> ControllerResult:
     """Register a starting broker. The response is its epoch, the offset of its registration.
 
     After an unclean stop the broker's log may have lost an unsynced tail. So partitions that it
@@ -71,13 +74,13 @@ def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -
             f"node.id {broker.broker_id} is registered with another data directory",
         )
     epoch = image.offset + 1
-    records = [registration(broker, epoch)]
+    records = [build_registration_record(broker, epoch)]
     if not clean:
-        records += _new_epochs(image, broker.broker_id)
-    return Decision(records, epoch)
+        records += _bump_leader_epochs(image, broker.broker_id)
+    return ControllerResult(records, epoch)
 
 
-def registration(broker: BrokerImage, epoch: int) -> MetadataRecord:
+def build_registration_record(broker: BrokerImage, epoch: int) -> MetadataRecord:
     """Return a broker's RegisterBrokerRecord at `epoch`."""
     return MetadataRecord(
         "RegisterBrokerRecord",
@@ -93,11 +96,12 @@ def registration(broker: BrokerImage, epoch: int) -> MetadataRecord:
             "rack": broker.rack,
             "fenced": broker.fenced,
             "log_dirs": broker.log_dirs,
+            "cordoned_log_dirs": broker.cordoned_log_dirs or None,
         },
     )
 
 
-def _new_epochs(image: MetadataImage, broker_id: int) -> list[MetadataRecord]:
+def _bump_leader_epochs(image: MetadataImage, broker_id: int) -> list[MetadataRecord]:
     """Return records of a new leader epoch for every partition that the broker leads."""
     return [
         MetadataRecord(
@@ -110,7 +114,7 @@ def _new_epochs(image: MetadataImage, broker_id: int) -> list[MetadataRecord]:
     ]
 
 
-def allocate_producer_ids(image: MetadataImage, broker_id: int) -> Decision:
+def allocate_producer_ids(image: MetadataImage, broker_id: int) -> ControllerResult:
     """Allocate a block of producer ids for a broker. The response is their range."""
     first = image.next_producer_id
     block = range(first, first + PRODUCER_ID_BLOCK_SIZE)
@@ -120,7 +124,7 @@ def allocate_producer_ids(image: MetadataImage, broker_id: int) -> Decision:
         "broker_epoch": -1 if broker is None else broker.broker_epoch,
         "next_producer_id": block.stop,
     }
-    return Decision([MetadataRecord("ProducerIdsRecord", fields)], block)
+    return ControllerResult([MetadataRecord("ProducerIdsRecord", fields)], block)
 
 
 #: UpdateFeatures' upgrade types (KIP-584, KIP-778).
@@ -129,62 +133,65 @@ UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 def update_features(
     image: MetadataImage, updates: Sequence[tuple[str, int, int]], *, validate_only: bool
-) -> Decision:
+) -> ControllerResult:
     """Change feature levels: (name, level, upgrade type). Applies all or none.
 
     The response maps each name to (error code, message). It is empty without an error.
     """
     errors: dict[str, tuple[ErrorCode, str]] = {}
     records = []
-    seen = set()
-    for name, level, upgrade_type in updates:
-        refusal = (
-            "Feature is named twice" if name in seen else _refuse(image, name, level, upgrade_type)
-        )
-        seen.add(name)
+    # Of several updates of a feature, the last one counts, as in Kafka.
+    for name, level, upgrade_type in {update[0]: update for update in updates}.values():
+        refusal = _find_refusal(image, name, level, upgrade_type)
         if refusal is not None:
-            errors[name] = (
-                ErrorCode.invalid_update_version,
-                f"Invalid update version {level} for feature {name}. {refusal}",
-            )
+            errors[name] = ErrorCode.invalid_update_version, refusal
         elif level != image.features.get(name, 0):
             fields = {"name": name, "feature_level": level}
             records.append(MetadataRecord("FeatureLevelRecord", fields))
-    return Decision([] if errors or validate_only else records, errors)
+    return ControllerResult([] if errors or validate_only else records, errors)
 
 
-def _refuse(image: MetadataImage, name: str, level: int, upgrade_type: int) -> str | None:
-    """Return why a feature cannot change to `level`, or None."""
+def _find_refusal(image: MetadataImage, name: str, level: int, upgrade_type: int) -> str | None:
+    """Return why a feature cannot change to `level`, in Kafka's words, or None."""
     supported = SUPPORTED_FEATURES.get(name)
+    invalid = f"Invalid update version {level} for feature {name}. "
     if upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        return "The upgrade type is none of upgrade, safe downgrade, unsafe downgrade."
-    if supported is None:
-        return "This broker does not know the feature."
+        return f"{invalid}The controller does not support the given upgrade type."
     if level < 0:
-        return "A feature's level cannot be negative."
-    low, high = supported
-    if not low <= level <= high:
-        return f"This broker supports levels {low} to {high}."
+        return f"{invalid}A feature version cannot be less than 0."
+    unsupported = _find_unsupported(f"Local controller {image.scope.node_id}", supported, level)
+    if unsupported is not None:
+        return invalid + unsupported
     now = image.features.get(name, 0)
     if level > now and name == SECURITY_FEATURE:
-        return "The first request that needs the level raises it."
+        return f"{invalid}The first request that needs the level raises it."
     if level < now:
         if upgrade_type == UPGRADE:
-            return f"Can't downgrade from {now} without setting the upgrade type to a downgrade."
-        if name in ("metadata.version", SECURITY_FEATURE):
-            return "The records of this cluster's metadata cannot be written at an older level."
-    if level not in (now, 0):
-        return _unsupported(image, name, level)
+            return (
+                f"{invalid}Can't downgrade the version of this feature without setting the upgrade"
+                " type to either safe or unsafe downgrade."
+            )
+        loses = any(one not in _LEVELS_WITHOUT_RECORDS for one in range(level + 1, now + 1))
+        if name == SECURITY_FEATURE or (name == "metadata.version" and loses):
+            is_safe = upgrade_type == SAFE_DOWNGRADE
+            return f"Unsupported {name} downgrade from {now} to {level}. " + (
+                "Refusing to perform the requested downgrade because it might delete metadata"
+                " information."
+                if is_safe
+                else "Unsafe metadata downgrade is not supported in this version."
+            )
+    # A fenced broker counts too: it could not read the metadata when it returns.
+    for broker_id, broker in sorted(image.brokers.items()) if level not in (now, 0) else ():
+        supported = broker.features.get(name)
+        unsupported = _find_unsupported(f"Broker {broker_id}", supported, level)
+        if unsupported is not None:
+            return invalid + unsupported
     return None
 
 
-def _unsupported(image: MetadataImage, name: str, level: int) -> str | None:
-    """Return a registered broker that lacks a feature's level, or None. A fenced one counts too: it
-    could not read the metadata when it returns."""
-    for broker_id, broker in sorted(image.brokers.items()):
-        low, high = broker.features.get(name, (0, 0))
-        if high == 0:
-            return f"Broker {broker_id} does not support this feature."
-        if not low <= level <= high:
-            return f"Broker {broker_id} only supports versions {low}-{high}."
-    return None
+def _find_unsupported(node: str, supported: tuple[int, int] | None, level: int) -> str | None:
+    """Return why a node with these levels of a feature does not support a level, or None."""
+    if supported is None or supported[1] == 0:
+        return f"{node} does not support this feature."
+    low, high = supported
+    return None if low <= level <= high else f"{node} only supports versions {low}-{high}"

@@ -1,7 +1,7 @@
 """From one image to the next: replay records and report what they changed.
 
-`Draft` copies a part of the image when a record first changes it. Its `replay` is the only code
-that changes metadata, at start from the log and at run time after a decision.
+`ImageDraft` copies a part of the image when a record first changes it. Its `replay` is the only
+code that changes metadata, at start from the log and at run time after a decision.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from uuid import UUID
 
 from shoal.metadata.image import (
     UNASSIGNED,
+    BrokerEndpoint,
     BrokerImage,
-    Endpoint,
+    ConfigResourceType,
     MetadataImage,
     PartitionImage,
-    ResourceType,
     TopicImage,
 )
 from shoal.security.acls import Acl, Operation, PatternType, Permission
@@ -60,27 +60,27 @@ class MetadataDelta:
 
     @property
     def broker_config_changed(self) -> bool:
-        return any(kind == ResourceType.BROKER for kind, _ in self.configs)
+        return any(kind == ConfigResourceType.BROKER for kind, _ in self.configs)
 
 
 def apply(
     image: MetadataImage, records: Iterable[MetadataRecord], *, offset: int, epoch: int
 ) -> tuple[MetadataImage, MetadataDelta]:
     """Return the image after `records`, the last of which is at `offset`, and the changes."""
-    draft = Draft(image)
+    draft = ImageDraft(image)
     for record in records:
         draft.replay(record)
     return draft.finish(offset=offset, epoch=epoch)
 
 
-def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
+def diff_images(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
     """Return the differences between two images without the records between them."""
     changed = []
     for topic_id, topic in after.topics_by_id.items():
         old = before.topics_by_id.get(topic_id)
         if old is not None and old != topic:
             changed.append((old, topic))
-    acls_added, acls_removed = _acl_changes(
+    acls_added, acls_removed = _split_acl_changes(
         before.acls, {id: after.acls.get(id) for id in {*before.acls, *after.acls}}
     )
     return MetadataDelta(
@@ -91,18 +91,20 @@ def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
             sorted(t for id, t in before.topics_by_id.items() if id not in after.topics_by_id)
         ),
         changed=tuple(sorted(changed, key=lambda pair: pair[1].name)),
-        configs=tuple(sorted(_differing(before.configs, after.configs))),
-        brokers=tuple(sorted(_differing(before.brokers, after.brokers))),
-        features=tuple(sorted(_differing(before.features, after.features))),
+        configs=tuple(sorted(_find_differing_keys(before.configs, after.configs))),
+        brokers=tuple(sorted(_find_differing_keys(before.brokers, after.brokers))),
+        features=tuple(sorted(_find_differing_keys(before.features, after.features))),
         # An entity's name may be None, which cannot be compared with a string.
-        client_quotas=tuple(sorted(_differing(before.client_quotas, after.client_quotas), key=str)),
+        client_quotas=tuple(
+            sorted(_find_differing_keys(before.client_quotas, after.client_quotas), key=str)
+        ),
         acls_added=acls_added,
         acls_removed=acls_removed,
         scram_credentials=tuple(
-            sorted(_differing(before.scram_credentials, after.scram_credentials))
+            sorted(_find_differing_keys(before.scram_credentials, after.scram_credentials))
         ),
         delegation_tokens=tuple(
-            sorted(_differing(before.delegation_tokens, after.delegation_tokens))
+            sorted(_find_differing_keys(before.delegation_tokens, after.delegation_tokens))
         ),
     )
 
@@ -113,28 +115,30 @@ def combine(deltas: Iterable[MetadataDelta], image: MetadataImage) -> MetadataDe
     It is for a listener that could not apply those deltas, or only a part of each. Access control
     entries are not in it: they are counted, and counting in memory cannot fail.
     """
-    known, every = image.topics_by_id, list(deltas)
-    created = {t.topic_id for delta in every for t in delta.created} & known.keys()
-    before = {old.topic_id: old for delta in reversed(every) for old, _ in delta.changed}
-    changed = [(old, known[id]) for id, old in before.items() if id in known and id not in created]
+    topics, all_deltas = image.topics_by_id, list(deltas)
+    created = {t.topic_id for delta in all_deltas for t in delta.created} & topics.keys()
+    before = {old.topic_id: old for delta in reversed(all_deltas) for old, _ in delta.changed}
+    changed = [
+        (old, topics[id]) for id, old in before.items() if id in topics and id not in created
+    ]
     return MetadataDelta(
-        created=tuple(sorted(known[id] for id in created)),
-        deleted=tuple(topic for delta in every for topic in delta.deleted),
+        created=tuple(sorted(topics[id] for id in created)),
+        deleted=tuple(topic for delta in all_deltas for topic in delta.deleted),
         changed=tuple(sorted(changed, key=lambda pair: pair[1].name)),
-        configs=_union(delta.configs for delta in every),
-        brokers=_union(delta.brokers for delta in every),
-        features=_union(delta.features for delta in every),
-        client_quotas=_union(delta.client_quotas for delta in every),
-        scram_credentials=_union(delta.scram_credentials for delta in every),
-        delegation_tokens=_union(delta.delegation_tokens for delta in every),
+        configs=_unite(delta.configs for delta in all_deltas),
+        brokers=_unite(delta.brokers for delta in all_deltas),
+        features=_unite(delta.features for delta in all_deltas),
+        client_quotas=_unite(delta.client_quotas for delta in all_deltas),
+        scram_credentials=_unite(delta.scram_credentials for delta in all_deltas),
+        delegation_tokens=_unite(delta.delegation_tokens for delta in all_deltas),
     )
 
 
-def _union(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return tuple(sorted({one for part in parts for one in part}, key=str))
+def _unite(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple(sorted({item for part in parts for item in part}, key=str))
 
 
-def _acl_changes(
+def _split_acl_changes(
     before: Mapping[UUID, Acl], changes: Mapping[UUID, Acl | None]
 ) -> tuple[tuple[Acl, ...], tuple[Acl, ...]]:
     """Return the entries that `changes` adds and removes."""
@@ -150,11 +154,11 @@ def _acl_changes(
     return tuple(added), tuple(removed)
 
 
-def _differing(before: Any, after: Any) -> set[Any]:
+def _find_differing_keys(before: Any, after: Any) -> set[Any]:
     return {key for key in {*before, *after} if before.get(key) != after.get(key)}
 
 
-class Draft:
+class ImageDraft:
     """The next image during the replay. Copies what changes; the base stays unchanged."""
 
     def __init__(self, base: MetadataImage) -> None:
@@ -187,8 +191,8 @@ class Draft:
         config_texts = _merge(
             base.configs, {key: texts or None for key, texts in self._configs.items()}
         )
-        keep = not any(kind == ResourceType.BROKER for kind, _ in self._configs)
-        touched = {name for _, name in self._configs}
+        keep = not any(kind == ConfigResourceType.BROKER for kind, _ in self._configs)
+        changed_names = {name for _, name in self._configs}
         following = MetadataImage(
             scope=base.scope,
             offset=offset,
@@ -205,14 +209,14 @@ class Draft:
             acls=_merge(base.acls, self._acls),
             scram_credentials=_merge(base.scram_credentials, self._scram),
             delegation_tokens=_merge(base.delegation_tokens, self._tokens),
-            known_topic_configs=_without(base.known_topic_configs, touched, keep),
-            known_group_configs=_without(base.known_group_configs, touched, keep),
+            known_topic_configs=_copy_without(base.known_topic_configs, changed_names, keep),
+            known_group_configs=_copy_without(base.known_group_configs, changed_names, keep),
         )
         if keep:
             for name in ("layers", "broker_config", "_topic_defaults", "_group_defaults"):
                 if name in base.__dict__:
                     following.__dict__[name] = base.__dict__[name]
-        acls_added, acls_removed = _acl_changes(base.acls, self._acls)
+        acls_added, acls_removed = _split_acl_changes(base.acls, self._acls)
         return following, MetadataDelta(
             *delta,
             configs=tuple(sorted(self._configs)),
@@ -257,7 +261,7 @@ class Draft:
 
     # One method for each type of record
 
-    def _topic(self, fields: dict[str, Any]) -> None:
+    def _add_topic(self, fields: dict[str, Any]) -> None:
         topic_id = fields["topic_id"]
         self._topics[topic_id] = TopicImage(fields["name"], topic_id, ())
 
@@ -265,9 +269,9 @@ class Draft:
         self._close()
         topic = self._get_topic(fields["topic_id"])
         self._topics[topic.topic_id] = None
-        self._texts(ResourceType.TOPIC, topic.name).clear()
+        self._copy_texts(ConfigResourceType.TOPIC, topic.name).clear()
 
-    def _partition(self, fields: dict[str, Any]) -> None:
+    def _add_partition(self, fields: dict[str, Any]) -> None:
         partition = PartitionImage(
             tuple(fields["replicas"]),
             tuple(fields["isr"]),
@@ -276,31 +280,31 @@ class Draft:
             fields["partition_epoch"],
             tuple(fields.get("adding_replicas") or ()),
             tuple(fields.get("removing_replicas") or ()),
-            _directories(fields.get("directories") or ()),
+            _to_directories(fields.get("directories") or ()),
             fields.get("leader_recovery_state", 0),
             tuple(fields.get("eligible_leader_replicas") or ()),
             tuple(fields.get("last_known_elr") or ()),
         )
-        partitions = self._partitions(fields["topic_id"])
+        partitions = self._open_partitions(fields["topic_id"])
         assert fields["partition_id"] == len(partitions), "partitions are made in order"
         partitions.append(partition)
 
-    def _change(self, fields: dict[str, Any]) -> None:
-        partitions = self._partitions(fields["topic_id"])
+    def _change_partition(self, fields: dict[str, Any]) -> None:
+        partitions = self._open_partitions(fields["topic_id"])
         index = fields["partition_id"]
-        partitions[index] = changed_partition(partitions[index], fields)
+        partitions[index] = apply_partition_change(partitions[index], fields)
 
-    def _config(self, fields: dict[str, Any]) -> None:
-        texts = self._texts(fields["resource_type"], fields["resource_name"])
+    def _set_config(self, fields: dict[str, Any]) -> None:
+        texts = self._copy_texts(fields["resource_type"], fields["resource_name"])
         if fields["value"] is None:
             texts.pop(fields["name"], None)
         else:
             texts[fields["name"]] = fields["value"]
 
-    def _feature(self, fields: dict[str, Any]) -> None:
+    def _set_feature(self, fields: dict[str, Any]) -> None:
         self._features[fields["name"]] = fields["feature_level"]
 
-    def _client_quota(self, fields: dict[str, Any]) -> None:
+    def _set_client_quota(self, fields: dict[str, Any]) -> None:
         pairs = [(e["entity_type"], e["entity_name"]) for e in fields["entity"]]
         entity = tuple(sorted(pairs, key=lambda pair: pair[0]))
         values = self._quotas.get(entity)
@@ -311,7 +315,7 @@ class Draft:
         else:
             values[fields["key"]] = fields["value"]
 
-    def _producer_ids(self, fields: dict[str, Any]) -> None:
+    def _set_producer_ids(self, fields: dict[str, Any]) -> None:
         self._next_producer_id = fields["next_producer_id"]
 
     def _register(self, fields: dict[str, Any]) -> None:
@@ -320,7 +324,7 @@ class Draft:
             fields["incarnation_id"],
             fields["broker_epoch"],
             tuple(
-                Endpoint(e["name"], e["host"], e["port"], e["security_protocol"])
+                BrokerEndpoint(e["name"], e["host"], e["port"], e["security_protocol"])
                 for e in fields["end_points"]
             ),
             {
@@ -331,6 +335,7 @@ class Draft:
             fields.get("fenced", True),
             fields.get("in_controlled_shutdown", False),
             tuple(fields.get("log_dirs") or ()),
+            tuple(fields.get("cordoned_log_dirs") or ()),
         )
 
     def _unregister(self, fields: dict[str, Any]) -> None:
@@ -341,13 +346,15 @@ class Draft:
         broker = self._brokers.get(broker_id, self._base.brokers.get(broker_id))
         assert broker is not None, f"broker {broker_id} is not registered"
         fenced, stopping = fields.get("fenced", 0), fields.get("in_controlled_shutdown", 0)
+        cordoned = fields.get("cordoned_log_dirs")
         self._brokers[broker_id] = broker._replace(
             fenced=fenced > 0 if fenced else broker.fenced,
             in_controlled_shutdown=stopping > 0 or broker.in_controlled_shutdown,
             log_dirs=tuple(fields.get("log_dirs") or broker.log_dirs),
+            cordoned_log_dirs=broker.cordoned_log_dirs if cordoned is None else tuple(cordoned),
         )
 
-    def _acl(self, fields: dict[str, Any]) -> None:
+    def _add_acl(self, fields: dict[str, Any]) -> None:
         self._acls[fields["id"] or _ZERO] = Acl(
             AclType(fields["resource_type"]),
             fields["resource_name"],
@@ -361,7 +368,7 @@ class Draft:
     def _remove_acl(self, fields: dict[str, Any]) -> None:
         self._acls[fields["id"] or _ZERO] = None
 
-    def _scram_credential(self, fields: dict[str, Any]) -> None:
+    def _set_scram_credential(self, fields: dict[str, Any]) -> None:
         self._scram[fields["name"], fields["mechanism"]] = ScramCredential(
             fields["salt"], fields["stored_key"], fields["server_key"], fields["iterations"]
         )
@@ -369,7 +376,7 @@ class Draft:
     def _remove_scram_credential(self, fields: dict[str, Any]) -> None:
         self._scram[fields["name"], fields["mechanism"]] = None
 
-    def _delegation_token(self, fields: dict[str, Any]) -> None:
+    def _set_delegation_token(self, fields: dict[str, Any]) -> None:
         self._tokens[fields["token_id"]] = DelegationToken(
             fields["token_id"],
             fields["owner"],
@@ -383,28 +390,28 @@ class Draft:
     def _remove_delegation_token(self, fields: dict[str, Any]) -> None:
         self._tokens[fields["token_id"]] = None
 
-    def _nothing(self, fields: dict[str, Any]) -> None:
+    def _ignore(self, fields: dict[str, Any]) -> None:
         pass
 
-    _REPLAY: ClassVar[dict[str, Callable[[Draft, dict[str, Any]], None]]] = {
+    _REPLAY: ClassVar[dict[str, Callable[[ImageDraft, dict[str, Any]], None]]] = {
         "RegisterBrokerRecord": _register,
         "UnregisterBrokerRecord": _unregister,
-        "TopicRecord": _topic,
-        "PartitionRecord": _partition,
-        "ConfigRecord": _config,
-        "PartitionChangeRecord": _change,
+        "TopicRecord": _add_topic,
+        "PartitionRecord": _add_partition,
+        "ConfigRecord": _set_config,
+        "PartitionChangeRecord": _change_partition,
         "RemoveTopicRecord": _remove_topic,
-        "FeatureLevelRecord": _feature,
-        "ClientQuotaRecord": _client_quota,
-        "ProducerIdsRecord": _producer_ids,
+        "FeatureLevelRecord": _set_feature,
+        "ClientQuotaRecord": _set_client_quota,
+        "ProducerIdsRecord": _set_producer_ids,
         "BrokerRegistrationChangeRecord": _change_registration,
-        "AccessControlEntryRecord": _acl,
+        "AccessControlEntryRecord": _add_acl,
         "RemoveAccessControlEntryRecord": _remove_acl,
-        "UserScramCredentialRecord": _scram_credential,
+        "UserScramCredentialRecord": _set_scram_credential,
         "RemoveUserScramCredentialRecord": _remove_scram_credential,
-        "DelegationTokenRecord": _delegation_token,
+        "DelegationTokenRecord": _set_delegation_token,
         "RemoveDelegationTokenRecord": _remove_delegation_token,
-        "NoOpRecord": _nothing,
+        "NoOpRecord": _ignore,
     }
 
     # Parts that records change
@@ -417,7 +424,7 @@ class Draft:
         assert topic is not None, f"no topic has the id {topic_id}"
         return topic
 
-    def _partitions(self, topic_id: UUID) -> list[PartitionImage]:
+    def _open_partitions(self, topic_id: UUID) -> list[PartitionImage]:
         """Return the partitions of a topic, changed in place until another topic is opened."""
         if self._open is None or self._open[0] != topic_id:
             self._close()
@@ -431,7 +438,7 @@ class Draft:
             self._topics[topic_id] = topic._replace(partitions=tuple(partitions))
             self._open = None
 
-    def _texts(self, resource_type: int, name: str) -> dict[str, str]:
+    def _copy_texts(self, resource_type: int, name: str) -> dict[str, str]:
         key = resource_type, name
         texts = self._configs.get(key)
         if texts is None:
@@ -439,14 +446,14 @@ class Draft:
         return texts
 
 
-def _directories(found: Iterable[UUID | None]) -> tuple[UUID, ...]:
+def _to_directories(directories: Iterable[UUID | None]) -> tuple[UUID, ...]:
     """Return directory ids; None becomes the zero id, which means unassigned."""
-    return tuple(directory or UNASSIGNED for directory in found)
+    return tuple(directory or UNASSIGNED for directory in directories)
 
 
-def changed_partition(partition: PartitionImage, fields: dict[str, Any]) -> PartitionImage:
+def apply_partition_change(partition: PartitionImage, fields: dict[str, Any]) -> PartitionImage:
     """Return the partition after a PartitionChangeRecord's fields."""
-    news: dict[str, Any] = {"partition_epoch": partition.partition_epoch + 1}
+    updates: dict[str, Any] = {"partition_epoch": partition.partition_epoch + 1}
     for name in (
         "isr",
         "replicas",
@@ -456,16 +463,16 @@ def changed_partition(partition: PartitionImage, fields: dict[str, Any]) -> Part
         "last_known_elr",
     ):
         if fields.get(name) is not None:
-            news[name] = tuple(fields[name])
+            updates[name] = tuple(fields[name])
     if fields.get("directories") is not None:
-        news["directories"] = _directories(fields["directories"])
+        updates["directories"] = _to_directories(fields["directories"])
     leader = fields.get("leader", -2)
     if leader != -2:
-        news["leader"] = leader
-        news["leader_epoch"] = partition.leader_epoch + 1
+        updates["leader"] = leader
+        updates["leader_epoch"] = partition.leader_epoch + 1
     if fields.get("leader_recovery_state", -1) != -1:
-        news["leader_recovery_state"] = fields["leader_recovery_state"]
-    return partition._replace(**news)
+        updates["leader_recovery_state"] = fields["leader_recovery_state"]
+    return partition._replace(**updates)
 
 
 def _merge(base: Any, changes: dict[Any, Any]) -> Any:
@@ -479,11 +486,11 @@ def _merge(base: Any, changes: dict[Any, Any]) -> Any:
     return merged
 
 
-def _without(cache: dict[str, Any], names: Iterable[str], keep: bool) -> dict[str, Any]:
+def _copy_without(cache: dict[str, Any], names: Iterable[str], keep: bool) -> dict[str, Any]:
     """Return a copy of a cache without the changed names; an empty one unless `keep`."""
     if not keep:
         return {}
-    kept = dict(cache)
+    remaining = dict(cache)
     for name in names:
-        kept.pop(name, None)
-    return kept
+        remaining.pop(name, None)
+    return remaining

@@ -5,9 +5,9 @@ Rows have the broker configs of their default (<) and of their bounds ([]).
 
 from __future__ import annotations
 
-from shoal.metadata.config_keys import table
+from shoal.metadata.config_keys import parse_table
 
-GROUP = table(
+GROUP = parse_table(
     """
 # applied: Consumer groups
 consumer.session.timeout.ms int 45000 1..
@@ -89,11 +89,37 @@ share.delay.max.records int 100000 1..1000000
     wait behind them.
 share.priority.header string "" -
     Record header with a priority from 0 to 9, as text. Higher priorities are delivered first.
-    Records without the header have priority 0. If empty, there are no priorities.
+    Records without the header get priority 0. If empty, there are no priorities.
 share.priority.lookahead int 1000 1..10000
     Number of available records among which the broker selects the highest priority.
 share.priority.ageing.ms int 60000 1..86400000
     Waiting time that raises a priority by one, so that every record is delivered eventually.
+share.fairness.by string none @fairness-by
+    What names the tenant of a record, so that no tenant starves another: none (all records are
+    alike), key, or header: followed by the name of a record header. The next record is of the
+    tenant with the least work in progress. Records without a name share a tenant.
+share.fairness.weights list "" @tenant-weights
+    Shares of named tenants, as tenant:weight. A tenant with weight 2 gets twice as many workers as
+    one with weight 1, which is the weight of all others.
+share.fairness.lookahead.records int 100000 1000..1000000
+    Number of available records of a share partition that the broker tracks to find those of other
+    tenants. Beyond them, fairness is limited. Each takes up to 200 bytes.
+share.tenant.max.in.flight int 0 0..
+    Maximum number of records of one tenant that members hold, in all partitions of a topic. 0 means
+    no limit. Needs share.fairness.by. Each broker enforces the part that its partitions have, and
+    one record at least.
+share.tenant.max.in.flight.overrides list "" @tenant-limits
+    Maximum number of records in flight of named tenants, as tenant:number. 0 means no limit.
+share.tenant.max.per.second double 0 0..
+    Maximum number of deliveries to one tenant per second, in all partitions of a topic. 0 means no
+    limit. Needs share.fairness.by. Each broker enforces the part that its partitions have.
+share.tenant.max.per.second.overrides list "" @tenant-limits
+    Maximum number of deliveries per second of named tenants, as tenant:number. 0 means no limit.
+share.tenant.max.per.second.burst int 0 0..
+    Number of deliveries to a tenant that may follow at once after a pause, if its rate is limited.
+    0 means those of a second.
+share.tenant.paused list "" -
+    Tenants whose records are not delivered. Needs share.fairness.by.
 errors.deadletterqueue.topic.name string "" -
     Topic for records that are rejected or reach the delivery limit (KIP-1191). If empty, there is
     none. A record leaves the group only when its dead letter is written.
@@ -118,6 +144,10 @@ streams.assignment.interval.ms int 1000 0..
     < group.streams.assignment.interval.ms
     [] group.streams.min.assignment.interval.ms group.streams.max.assignment.interval.ms
     Minimum time between two assignments of the group.
+streams.task.offset.interval.ms int 60000 1.. internal
+    < group.streams.task.offset.interval.ms
+    [] group.streams.min.task.offset.interval.ms -
+    Interval at which a member reports the offsets of its tasks.
 streams.initial.rebalance.delay.ms int 3000 0..
     < group.streams.initial.rebalance.delay.ms
     Time that a new group waits for more members.
@@ -125,5 +155,28 @@ streams.num.standby.replicas int 0 0..
     < group.streams.num.standby.replicas
     [] - group.streams.max.standby.replicas
     Standby replicas of a task.
+# accepted: Assignors
+consumer.assignor.offload.enable boolean true - internal
+    < group.consumer.assignor.offload.enable
+    Whether a thread of its own computes assignments. Shoal uses one event loop.
+share.assignor.offload.enable boolean true - internal
+    < group.share.assignor.offload.enable
+    Whether a thread of its own computes assignments. Shoal uses one event loop.
+streams.assignor.offload.enable boolean true - internal
+    < group.streams.assignor.offload.enable
+    Whether a thread of its own computes assignments. Shoal uses one event loop.
+streams.assignor.name string - sticky
+    Assignor of the group. Shoal has sticky.
+streams.num.warmup.replicas int 2 0.. internal
+    < group.streams.num.warmup.replicas
+    [] - group.streams.max.warmup.replicas
+    Maximum number of warm-up tasks. Shoal makes none.
+streams.acceptable.recovery.lag long 10000 0.. internal
+    < group.streams.acceptable.recovery.lag
+    Lag of a copy of a state at which its task may move there. Tasks of Shoal move at once.
+# refused: Racks
+streams.rack.aware.assignment.tags list "" -
+    < group.streams.rack.aware.assignment.tags
+    Tags of clients over which standby tasks are spread.
 """
 )

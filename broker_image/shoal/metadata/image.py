@@ -4,9 +4,9 @@ An image is immutable, so a request is served from one image without locks. `del
 next image and reports the differences. Images share unchanged topics. A change of some topics
 copies two dicts of all topics.
 
-Effective configs are computed on first use and kept with the image (`topic_config` and similar).
-The next image inherits those that its records did not change. The returned dicts are shared: do not
-modify them.
+Effective configs are computed on first use and kept with the image (`resolve_topic_config` and
+similar). The next image inherits those that its records did not change. The returned dicts are
+shared: do not modify them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.metadata import configs
-from shoal.metadata.answers import EncodedAnswers
-from shoal.metadata.configs import BROKER, GROUP, TOPIC, Layers, Origin, Source, Texts
+from shoal.metadata.answers import EncodedResponseCache
+from shoal.metadata.configs import (
+    BROKER,
+    GROUP,
+    TOPIC,
+    ConfigLayers,
+    ConfigOrigin,
+    ConfigSource,
+    Texts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +40,7 @@ NO_LEADER = -1
 UNASSIGNED = UUID(int=0)
 
 
-class ResourceType:
+class ConfigResourceType:
     """Types of config resource, with the numbers of ConfigResource.Type."""
 
     TOPIC = 2
@@ -66,7 +74,7 @@ class TopicImage(NamedTuple):
     partitions: tuple[PartitionImage, ...]
 
 
-class Endpoint(NamedTuple):
+class BrokerEndpoint(NamedTuple):
     name: str
     host: str
     port: int
@@ -79,19 +87,30 @@ class BrokerImage(NamedTuple):
     broker_id: int
     incarnation_id: UUID | None
     broker_epoch: int
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[BrokerEndpoint, ...]
     features: Mapping[str, tuple[int, int]]
     rack: str | None = None
     fenced: bool = True
     in_controlled_shutdown: bool = False
     log_dirs: tuple[UUID, ...] = ()
+    cordoned_log_dirs: tuple[UUID, ...] = ()
 
-    def endpoint(self, listener: str) -> Endpoint | None:
+    @property
+    def may_get_replicas(self) -> bool:
+        """Whether new replicas may be placed here: it runs, and a log directory is not cordoned."""
+        return not (self.fenced or self.in_controlled_shutdown or self.is_cordoned)
+
+    @property
+    def is_cordoned(self) -> bool:
+        """Whether all its log directories are cordoned (KIP-1066)."""
+        return bool(self.log_dirs) and set(self.log_dirs) <= set(self.cordoned_log_dirs)
+
+    def find_endpoint(self, listener: str) -> BrokerEndpoint | None:
         """Return the broker's endpoint of a listener, or None."""
         return next((e for e in self.endpoints if e.name == listener), None)
 
 
-class Scope(NamedTuple):
+class ImageScope(NamedTuple):
     """The broker that reads the image: `node_id` and the configs of its file and flags."""
 
     node_id: int = 1
@@ -103,7 +122,7 @@ class Scope(NamedTuple):
 class MetadataImage:
     """The state of the cluster. Empty except for its scope until records are applied."""
 
-    scope: Scope = field(default_factory=Scope)
+    scope: ImageScope = field(default_factory=ImageScope)
     #: Offset of the last record, and the leader epoch in which it was appended.
     offset: int = -1
     epoch: int = 0
@@ -122,12 +141,14 @@ class MetadataImage:
     #: Delegation tokens by token id.
     delegation_tokens: Mapping[str, DelegationToken] = field(default_factory=dict)
     #: Encoded responses about this image; they are dropped with the image.
-    answers: EncodedAnswers = field(default_factory=EncodedAnswers, compare=False, repr=False)
+    answers: EncodedResponseCache = field(
+        default_factory=EncodedResponseCache, compare=False, repr=False
+    )
     #: Cache of the effective configs of topics and groups with configs of their own, by name.
     known_topic_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
     known_group_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
 
-    def topic_by_id(self, topic_id: UUID | None) -> TopicImage | None:
+    def find_topic_by_id(self, topic_id: UUID | None) -> TopicImage | None:
         return self.topics_by_id.get(topic_id) if topic_id is not None else None
 
     @cached_property
@@ -142,64 +163,72 @@ class MetadataImage:
             id for id, b in self.brokers.items() if not b.fenced and not b.in_controlled_shutdown
         )
 
-    def partition(self, topic: str, index: int) -> PartitionImage | None:
+    def find_partition(self, topic: str, index: int) -> PartitionImage | None:
         """Return the partition with this name and index, or None."""
-        found = self.topics.get(topic)
-        if found is None or not 0 <= index < len(found.partitions):
+        topic_image = self.topics.get(topic)
+        if topic_image is None or not 0 <= index < len(topic_image.partitions):
             return None
-        return found.partitions[index]
+        return topic_image.partitions[index]
 
     # Effective configs
 
     @cached_property
-    def layers(self) -> Layers:
+    def layers(self) -> ConfigLayers:
         """Return the layers of this broker's configs, the strongest first."""
-        own = self.configs.get((ResourceType.BROKER, str(self.scope.node_id)), configs.NONE)
-        default = self.configs.get((ResourceType.BROKER, ""), configs.NONE)
-        return Layers(own, default, self.scope.static)
+        own = self.configs.get((ConfigResourceType.BROKER, str(self.scope.node_id)), configs.NONE)
+        default = self.configs.get((ConfigResourceType.BROKER, ""), configs.NONE)
+        return ConfigLayers(own, default, self.scope.static)
 
     @cached_property
     def broker_config(self) -> Mapping[str, Any]:
         """Return every effective broker config of this broker, typed."""
-        return configs.broker_values(self.layers)
+        return configs.resolve_broker_values(self.layers)
 
     @cached_property
     def _topic_defaults(self) -> dict[str, Any]:
-        return configs.inherited(TOPIC, self.broker_config)
+        return configs.resolve_inherited(TOPIC, self.broker_config)
 
     @cached_property
     def _group_defaults(self) -> dict[str, Any]:
-        return configs.bound(configs.inherited(GROUP, self.broker_config), self.broker_config)
+        return configs.clamp_to_bounds(
+            configs.resolve_inherited(GROUP, self.broker_config), self.broker_config
+        )
 
-    def topic_config(self, name: str) -> Mapping[str, Any]:
+    def resolve_topic_config(self, name: str) -> Mapping[str, Any]:
         """Return every effective config of topic `name`, typed; defaults for an unknown topic."""
-        found = self.known_topic_configs.get(name)
-        if found is None:
-            own = self.configs.get((ResourceType.TOPIC, name))
+        config = self.known_topic_configs.get(name)
+        if config is None:
+            own = self.configs.get((ConfigResourceType.TOPIC, name))
             if own is None:
                 return self._topic_defaults
-            found = configs.override(TOPIC, self._topic_defaults, own)
-            self.known_topic_configs[name] = found
-        return found
+            config = configs.override(TOPIC, self._topic_defaults, own)
+            self.known_topic_configs[name] = config
+        return config
 
-    def group_config(self, group_id: str) -> Mapping[str, Any]:
+    def resolve_group_config(self, group_id: str) -> Mapping[str, Any]:
         """Return every effective config of group `group_id`, typed and within the bounds."""
-        found = self.known_group_configs.get(group_id)
-        if found is None:
-            own = self.configs.get((ResourceType.GROUP, group_id))
+        config = self.known_group_configs.get(group_id)
+        if config is None:
+            own = self.configs.get((ConfigResourceType.GROUP, group_id))
             if own is None:
                 return self._group_defaults
             merged = configs.override(GROUP, self._group_defaults, own)
-            found = self.known_group_configs[group_id] = configs.bound(merged, self.broker_config)
-        return found
+            config = self.known_group_configs[group_id] = configs.clamp_to_bounds(
+                merged, self.broker_config
+            )
+        return config
 
-    def origins(self, resource_type: int, resource_name: str, name: str) -> list[Origin]:
+    def find_config_origins(
+        self, resource_type: int, resource_name: str, name: str
+    ) -> list[ConfigOrigin]:
         """Return the sources of a config's value, the effective one first (DescribeConfigs)."""
-        if resource_type == ResourceType.BROKER:
-            return configs.origins(BROKER[name], self.layers)
+        if resource_type == ConfigResourceType.BROKER:
+            return configs.find_config_origins(BROKER[name], self.layers)
         table, source = (
-            (TOPIC, Source.TOPIC) if resource_type == ResourceType.TOPIC else (GROUP, Source.GROUP)
+            (TOPIC, ConfigSource.TOPIC)
+            if resource_type == ConfigResourceType.TOPIC
+            else (GROUP, ConfigSource.GROUP)
         )
         text = self.configs.get((resource_type, resource_name), configs.NONE).get(name)
-        own = None if text is None else Origin(name, text, source)
-        return configs.origins(table[name], self.layers, own)
+        own = None if text is None else ConfigOrigin(name, text, source)
+        return configs.find_config_origins(table[name], self.layers, own)

@@ -20,25 +20,27 @@ if TYPE_CHECKING:
 BROKERS_MIN = 3
 
 
-def lagging(image: MetadataImage) -> dict[int, str]:
+def find_lagging_brokers(image: MetadataImage) -> dict[int, str]:
     """Return the brokers that lag, each with the name of one partition."""
-    found: dict[int, str] = {}
+    lagging: dict[int, str] = {}
     for topic in image.topics.values():
         for index, partition in enumerate(topic.partitions):
             if len(partition.isr) >= len(partition.replicas):
                 continue
-            if len(partition.isr) > image.topic_config(topic.name)["min.insync.replicas"]:
+            if len(partition.isr) > image.resolve_topic_config(topic.name)["min.insync.replicas"]:
                 continue
             for broker_id in partition.replicas:
                 if broker_id not in partition.isr:
-                    found.setdefault(broker_id, f"{topic.name}-{index}")
-    return found
+                    lagging.setdefault(broker_id, f"{topic.name}-{index}")
+    return lagging
 
 
-def awaited(image: MetadataImage, lags: dict[int, str], broker_id: int) -> str | None:
+def find_awaiting_partition(
+    image: MetadataImage, lags: dict[int, str], broker_id: int
+) -> str | None:
     """Return the partition for which others wait for this broker; None if it counts as in sync.
 
-    `lags` is what `lagging` returns for the image.
+    `lags` is what `find_lagging_brokers` returns for the image.
     """
     if (
         len(image.brokers) >= BROKERS_MIN

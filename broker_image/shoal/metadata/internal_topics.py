@@ -14,51 +14,55 @@ from __future__ import annotations
 from collections import Counter
 
 from shoal.metadata import placement, reassignments
-from shoal.metadata.controller import Decision
-from shoal.metadata.image import BrokerImage, MetadataImage, ResourceType, TopicImage
+from shoal.metadata.controller import ControllerResult
+from shoal.metadata.image import BrokerImage, ConfigResourceType, MetadataImage, TopicImage
 from shoal.metadata.names import INTERNAL_TOPICS
-from shoal.metadata.reassignments import Move
+from shoal.metadata.reassignments import PartitionReassignment
 from shoal.metadata.records import MetadataRecord
-from shoal.metadata.topics import NewTopic, internal_topic
+from shoal.metadata.topics import NewTopic, build_internal_topic
 
 _NAME = "min.insync.replicas"
 
 
-def grow(image: MetadataImage) -> Decision:
+def grow(image: MetadataImage) -> ControllerResult:
     """Reassign partitions that have fewer replicas than configured and possible."""
-    moves: list[Move] = []
+    moves: list[PartitionReassignment] = []
     records: list[MetadataRecord] = []
-    nodes = placement.ring(image.brokers.values())
+    nodes = placement.build_ring(image.brokers.values())
     for name in INTERNAL_TOPICS:
         topic = image.topics.get(name)
         if topic is None:
             continue
-        wanted = internal_topic(image, name)
-        found = _moves(topic, wanted.replication_factor, nodes, placement.hosts(image))
-        if found:
-            moves += found
-            records += _min_isr(image, wanted)
-    return Decision(records + list(reassignments.alter(image, moves).records) if moves else [])
+        target = build_internal_topic(image, name)
+        new_moves = _plan_moves(
+            topic, target.replication_factor, nodes, placement.find_hosts(image)
+        )
+        if new_moves:
+            moves += new_moves
+            records += _raise_min_isr(image, target)
+    return ControllerResult(
+        records + list(reassignments.alter(image, moves).records) if moves else []
+    )
 
 
-def _min_isr(image: MetadataImage, wanted: NewTopic) -> list[MetadataRecord]:
+def _raise_min_isr(image: MetadataImage, target: NewTopic) -> list[MetadataRecord]:
     """Raise the topic's min.insync.replicas if it was set for fewer replicas."""
-    own = image.configs.get((ResourceType.TOPIC, wanted.name), {}).get(_NAME)
-    value = dict(wanted.configs).get(_NAME)
+    own = image.configs.get((ConfigResourceType.TOPIC, target.name), {}).get(_NAME)
+    value = dict(target.configs).get(_NAME)
     if own is None or value is None or int(own) >= int(value):
         return []
     fields = {
-        "resource_type": ResourceType.TOPIC,
-        "resource_name": wanted.name,
+        "resource_type": ConfigResourceType.TOPIC,
+        "resource_name": target.name,
         "name": _NAME,
         "value": value,
     }
     return [MetadataRecord("ConfigRecord", fields)]
 
 
-def _moves(
+def _plan_moves(
     topic: TopicImage, factor: int, nodes: list[BrokerImage], hosts: placement.Hosts
-) -> list[Move]:
+) -> list[PartitionReassignment]:
     racks = {node.broker_id: node.rack for node in nodes}
     replica_counts = Counter(id for p in topic.partitions for id in p.replicas)
     preferred = Counter(p.replicas[0] for p in topic.partitions)
@@ -72,23 +76,27 @@ def _moves(
             free = [id for id in racks if id not in replicas]
             if not free:
                 break
-            taken = {racks[id] for id in replicas if id in racks}
+            used_racks = {racks[id] for id in replicas if id in racks}
             near = {hosts.get(id) for id in replicas}
-            found = min(
+            chosen = min(
                 free,
                 key=lambda id: (
                     hosts.get(id) in near,
-                    racks[id] in taken,
+                    racks[id] in used_racks,
                     replica_counts[id],
                     id,
                 ),
             )
-            replicas.append(found)
-            replica_counts[found] += 1
+            replicas.append(chosen)
+            replica_counts[chosen] += 1
         if len(replicas) == len(partition.replicas):
             continue
         preferred[replicas[0]] -= 1
         first = min(replicas, key=lambda id: (preferred[id], replicas.index(id)))
         preferred[first] += 1
-        moves.append(Move(topic.name, index, [first, *(id for id in replicas if id != first)]))
+        moves.append(
+            PartitionReassignment(
+                topic.name, index, [first, *(id for id in replicas if id != first)]
+            )
+        )
     return moves

@@ -45,37 +45,39 @@ class Override(NamedTuple):
     target: str
 
 
-def split(name: str, mechanisms: frozenset[str] = MECHANISMS) -> Override | None:
+def split_name(name: str, mechanisms: frozenset[str] = MECHANISMS) -> Override | None:
     """Return the parts of a `listener.name.…` config, or None for another config."""
     if not name.startswith(PREFIX):
         return None
-    listener, _, rest = name.removeprefix(PREFIX).partition(".")
-    first, _, after = rest.partition(".")
-    return Override(listener, first, after) if first in mechanisms else Override(listener, "", rest)
+    listener, _, suffix = name.removeprefix(PREFIX).partition(".")
+    first, _, after = suffix.partition(".")
+    return (
+        Override(listener, first, after) if first in mechanisms else Override(listener, "", suffix)
+    )
 
 
-def key_of(name: str) -> ConfigKey | None:
+def find_key(name: str) -> ConfigKey | None:
     """Return the row of a broker config, for an override that of its target; None if unknown."""
-    override = split(name)
+    override = split_name(name)
     return BROKER.get(name if override is None else override.target)
 
 
 def check(name: str, text: str | None, mechanisms: frozenset[str] = MECHANISMS) -> Any:
     """Return the typed value of an override. Raises `UnknownConfig` or `ConfigError`."""
-    override = split(name, mechanisms)
+    override = split_name(name, mechanisms)
     key = None if override is None else BROKER.get(override.target)
     if override is None or key is None:
         raise UnknownConfig("listener", name)
     try:
-        reason = _misplaced(override)
+        reason = _find_misplacement(override)
         if reason is not None:
-            raise key.error(text, reason)
+            raise key.make_error(text, reason)
         return key.parse(text)
     except ConfigError as error:
         raise ConfigError(name, error.value, error.reason) from None
 
 
-def _misplaced(override: Override) -> str | None:
+def _find_misplacement(override: Override) -> str | None:
     """Return why the target cannot be overridden in this way, or None."""
     listener, mechanism, target = override
     if not listener or listener != listener.lower():
@@ -89,18 +91,18 @@ def _misplaced(override: Override) -> str | None:
     return None
 
 
-def parse(given: Mapping[str, str | None]) -> dict[str, Any]:
+def parse(texts: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the typed values of the given broker configs, overrides included.
 
     Raises `ConfigError` (or `UnknownConfig`) for the first invalid one by name.
     """
     values = {}
-    for name in sorted(given):
+    for name in sorted(texts):
         if name.startswith(PREFIX):
-            values[name] = check(name, given[name])
+            values[name] = check(name, texts[name])
             continue
         key = BROKER.get(name)
         if key is None:
             raise UnknownConfig("broker", name)
-        values[name] = key.parse(given[name])
+        values[name] = key.parse(texts[name])
     return values

@@ -19,7 +19,7 @@ INTERNAL_TOPICS = (
 )
 
 
-def invalid_topic(name: str) -> str | None:
+def find_topic_name_error(name: str) -> str | None:
     """Return why `name` is not a valid topic name, or None."""
     if not name:
         return "the empty string is not allowed"
@@ -28,10 +28,11 @@ def invalid_topic(name: str) -> str | None:
     if len(name) > NAME_SIZE_MAX:
         return f"the length of '{name}' is longer than the max allowed length {NAME_SIZE_MAX}"
     if not _LEGAL.fullmatch(name):
-        return f"'{name}' contains characters other than ASCII alphanumerics, '.', '_' and '-'"
+        others = "characters other than ASCII alphanumerics, '.', '_' and '-'"
+        return f"'{name}' contains one or more {others}"
     return None
 
 
-def collision_key(name: str) -> str:
+def to_collision_key(name: str) -> str:
     """Return the key of names that collide: metrics cannot distinguish `.` from `_`."""
     return name.replace(".", "_")

@@ -1,7 +1,7 @@
 """Changes of one partition's registration: ISR, leader, replicas and eligible leader replicas.
 
-`settled` returns the partition with a requested ISR (and replicas), its leader, and its eligible
-leader replicas, which are outside the ISR (KIP-966). The rules, in order:
+`with_isr_and_leader` returns the partition with a requested ISR (and replicas), its leader, and its
+eligible leader replicas, which are outside the ISR (KIP-966). The rules, in order:
 
 * The leader comes from the ISR, among brokers that may lead: the current leader if it is there, the
   preferred replica if that was requested, else the first in replica order.
@@ -40,7 +40,7 @@ class Election(Enum):
     UNCLEAN = "unclean"
 
 
-class View(NamedTuple):
+class ElectionView(NamedTuple):
     """The input of an election: brokers that may lead, the topic's min ISR, whether the cluster
     keeps eligible leader replicas, and brokers that stopped uncleanly.
     """
@@ -51,27 +51,27 @@ class View(NamedTuple):
     unclean: frozenset[int] = frozenset()
 
 
-def view_of(
+def build_view(
     image: MetadataImage,
     topic: str,
     *,
     but: Iterable[int] = (),
     also: Iterable[int] = (),
     unclean: Iterable[int] = (),
-) -> View:
+) -> ElectionView:
     """Return the view of a topic; brokers in `but` count as stopped, those in `also` as running."""
-    active, gone, come = image.active, frozenset(but), frozenset(also)
-    return View(
-        lambda id: (id in active or id in come) and id not in gone,
-        image.topic_config(topic)["min.insync.replicas"],
+    active, stopped, come = image.active, frozenset(but), frozenset(also)
+    return ElectionView(
+        lambda id: (id in active or id in come) and id not in stopped,
+        image.resolve_topic_config(topic)["min.insync.replicas"],
         image.features.get(ELR_FEATURE, 0) > 0,
         frozenset(unclean),
     )
 
 
-def settled(
+def with_isr_and_leader(
     partition: PartitionImage,
-    view: View,
+    view: ElectionView,
     *,
     isr: tuple[int, ...],
     election: Election = Election.STAY,
@@ -79,18 +79,22 @@ def settled(
     """Return the partition with this ISR and an elected leader. The replay sets the epochs."""
     if not isr and not view.elr:
         isr = partition.isr
-    after = _eligible(partition, _reassigned(partition._replace(isr=isr)), view)
-    leader = _from_isr(after, view, election)
+    after = _with_eligible_replicas(
+        partition, _complete_reassignment(partition._replace(isr=isr)), view
+    )
+    leader = _elect_from_isr(after, view, election)
     if leader is not None:
         return after._replace(leader=leader)
-    found = next((r for r in after.replicas if _may(r, after.eligible_leader_replicas, view)), None)
-    if found is not None:
-        return _eligible(after, after._replace(isr=(found,), leader=found), view)
-    found = _last_resort(after, view, election)
-    if found is not None:
+    replica = next(
+        (r for r in after.replicas if _may_lead(r, after.eligible_leader_replicas, view)), None
+    )
+    if replica is not None:
+        return _with_eligible_replicas(after, after._replace(isr=(replica,), leader=replica), view)
+    replica = _elect_last_resort(after, view, election)
+    if replica is not None:
         return after._replace(
-            isr=(found,),
-            leader=found,
+            isr=(replica,),
+            leader=replica,
             leader_recovery_state=RECOVERING,
             eligible_leader_replicas=(),
             last_known_elr=(),
@@ -100,7 +104,7 @@ def settled(
     return after._replace(leader=NO_LEADER)
 
 
-def _reassigned(partition: PartitionImage) -> PartitionImage:
+def _complete_reassignment(partition: PartitionImage) -> PartitionImage:
     """Return the partition after its reassignment if that is complete (KIP-455)."""
     adding, removing = partition.adding_replicas, partition.removing_replicas
     isr = tuple(r for r in partition.isr if r not in removing)
@@ -114,21 +118,25 @@ def _reassigned(partition: PartitionImage) -> PartitionImage:
     )
 
 
-def _may(replica: int, among: tuple[int, ...], view: View) -> bool:
+def _may_lead(replica: int, among: tuple[int, ...], view: ElectionView) -> bool:
     return replica in among and view.may_lead(replica)
 
 
-def _from_isr(partition: PartitionImage, view: View, election: Election) -> int | None:
+def _elect_from_isr(
+    partition: PartitionImage, view: ElectionView, election: Election
+) -> int | None:
     first = [partition.leader]
     if election is Election.PREFERRED:
         first.insert(0, partition.replicas[0])
     for replica in (*first, *partition.replicas):
-        if _may(replica, partition.isr, view) and replica in partition.replicas:
+        if _may_lead(replica, partition.isr, view) and replica in partition.replicas:
             return replica
     return None
 
 
-def _last_resort(partition: PartitionImage, view: View, election: Election) -> int | None:
+def _elect_last_resort(
+    partition: PartitionImage, view: ElectionView, election: Election
+) -> int | None:
     if election is Election.UNCLEAN:
         return next((r for r in partition.replicas if view.may_lead(r)), None)
     last = partition.last_known_elr
@@ -138,7 +146,9 @@ def _last_resort(partition: PartitionImage, view: View, election: Election) -> i
     return None
 
 
-def _eligible(before: PartitionImage, after: PartitionImage, view: View) -> PartitionImage:
+def _with_eligible_replicas(
+    before: PartitionImage, after: PartitionImage, view: ElectionView
+) -> PartitionImage:
     """Return `after` with its eligible leader replicas."""
     if not view.elr or len(after.isr) >= min(view.min_isr, len(after.replicas)):
         return after._replace(eligible_leader_replicas=(), last_known_elr=())
@@ -166,7 +176,7 @@ _FIELDS = (
 )
 
 
-def change(
+def build_change_record(
     topic_id: UUID, index: int, before: PartitionImage, after: PartitionImage
 ) -> MetadataRecord | None:
     """Return the record of the change, or None if nothing changed.
@@ -180,8 +190,8 @@ def change(
         if getattr(after, name) != getattr(before, name)
     }
     if "replicas" in fields:
-        known = dict(zip(before.replicas, before.directories, strict=False))
-        fields["directories"] = [known.get(id, UNASSIGNED) for id in after.replicas]
+        directories = dict(zip(before.replicas, before.directories, strict=False))
+        fields["directories"] = [directories.get(id, UNASSIGNED) for id in after.replicas]
     if after.leader != before.leader or set(before.replicas) - set(after.replicas):
         fields["leader"] = after.leader
     if not fields:

@@ -24,12 +24,12 @@ class InvalidPattern(ValueError):
     """The expression is too long, or RE2 does not accept it. The argument is the reason."""
 
 
-def check(regex: str) -> None:
+def check_pattern(regex: str) -> None:
     """Raises INVALID_REGULAR_EXPRESSION with the reason."""
     _compile_subscription(regex)
 
 
-def matching(regex: str, names: Iterable[str]) -> frozenset[str]:
+def find_matching(regex: str, names: Iterable[str]) -> frozenset[str]:
     """The names that match the whole expression."""
     pattern = _compile_subscription(regex)
     return frozenset(name for name in names if pattern.fullmatch(name) is not None)

@@ -27,26 +27,26 @@ class NotPlaceable(ValueError):
     """The cluster has too few brokers; the text has the number."""
 
 
-def ring(brokers: Iterable[BrokerImage]) -> list[BrokerImage]:
-    """Return the brokers that can hold replicas, with alternating racks."""
+def build_ring(brokers: Iterable[BrokerImage]) -> list[BrokerImage]:
+    """Return the brokers that can get replicas, with alternating racks."""
     racks: dict[str, list[BrokerImage]] = {}
     for broker in sorted(brokers, key=lambda b: b.broker_id):
-        if not broker.fenced and not broker.in_controlled_shutdown:
+        if broker.may_get_replicas:
             racks.setdefault(broker.rack or "", []).append(broker)
     columns = [racks[rack] for rack in sorted(racks)]
     depth = max(map(len, columns), default=0)
     return [column[i] for i in range(depth) for column in columns if i < len(column)]
 
 
-def hosts(image: MetadataImage) -> dict[int, str]:
+def find_hosts(image: MetadataImage) -> dict[int, str]:
     """Return the host that each broker advertises to the others."""
     listener = (image.broker_config["inter.broker.listener.name"] or "").upper()
-    found = {}
+    hosts_by_id = {}
     for broker in image.brokers.values():
-        endpoint = broker.endpoint(listener) or next(iter(broker.endpoints), None)
+        endpoint = broker.find_endpoint(listener) or next(iter(broker.endpoints), None)
         if endpoint is not None:
-            found[broker.broker_id] = endpoint.host
-    return found
+            hosts_by_id[broker.broker_id] = endpoint.host
+    return hosts_by_id
 
 
 def place(
@@ -61,42 +61,46 @@ def place(
 
     `start` is the position of the first leader in the ring. Raises `NotPlaceable`.
     """
-    nodes = ring(brokers)
+    nodes = build_ring(brokers)
     size = len(nodes)
     if not nodes:
-        raise NotPlaceable("no broker is running")
+        raise NotPlaceable(
+            "All brokers are currently fenced, or have all their log directories cordoned"
+        )
     if replicas > size:
         raise NotPlaceable(
-            f"{replicas} replicas need {replicas} brokers; only {size} are available"
+            f"The target replication factor of {replicas} cannot be reached because only {size}"
+            " broker(s) are registered or some brokers have all their log directories cordoned"
         )
     for i in range(partitions):
-        at = (start + i) % size
-        others = [*nodes[at + 1 :], *nodes[:at]]
+        index = (start + i) % size
+        rest = [*nodes[index + 1 :], *nodes[:index]]
         shift = (i // size) % max(1, size - 1)
-        rotated = others[shift:] + others[:shift]
-        followers = _followers(nodes[at], rotated, replicas - 1, hosts or {})
-        yield (nodes[at].broker_id, *followers)
+        rotated = rest[shift:] + rest[:shift]
+        followers = _choose_followers(nodes[index], rotated, replicas - 1, hosts or {})
+        yield (nodes[index].broker_id, *followers)
 
 
-def _followers(
-    leader: BrokerImage, others: Sequence[BrokerImage], count: int, hosts: Hosts
+def _choose_followers(
+    leader: BrokerImage, candidates: Sequence[BrokerImage], count: int, hosts: Hosts
 ) -> list[int]:
-    """Return the first of `others` on unused hosts and racks, then on unused hosts, then the rest.
+    """Return the first of `candidates` on unused hosts and racks, then on unused hosts, then the
+    rest.
 
     If all hosts are used, unused racks come first.
     """
     used_racks, used_hosts = {leader.rack}, {hosts.get(leader.broker_id)}
-    left = list(others)
-    found: list[int] = []
+    remaining = list(candidates)
+    chosen: list[int] = []
 
     def rank(broker: BrokerImage) -> tuple[bool, bool]:
         return hosts.get(broker.broker_id) in used_hosts, broker.rack in used_racks
 
-    while len(found) < count:
-        unused = (b for b in left if rank(b) == (False, False))
-        best = next(unused, None) or min(left, key=rank)
-        left.remove(best)
-        found.append(best.broker_id)
+    while len(chosen) < count:
+        unused = (b for b in remaining if rank(b) == (False, False))
+        best = next(unused, None) or min(remaining, key=rank)
+        remaining.remove(best)
+        chosen.append(best.broker_id)
         used_racks.add(best.rack)
         used_hosts.add(hosts.get(best.broker_id))
-    return found
+    return chosen

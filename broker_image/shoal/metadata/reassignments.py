@@ -7,22 +7,26 @@ cancelled or replaced: the original replicas are all except the added ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.metadata import brokers
-from shoal.metadata.controller import Decision
+from shoal.metadata.controller import ControllerResult
 from shoal.metadata.image import UNASSIGNED, MetadataImage, PartitionImage, TopicImage
-from shoal.metadata.partition_changes import change, settled, view_of
-from shoal.metadata.topics import Refused, checked_assignment, directory_of
+from shoal.metadata.partition_changes import build_change_record, build_view, with_isr_and_leader
+from shoal.metadata.topics import TopicChangeRefused, find_directory, validate_assignment
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shoal.metadata.records import MetadataRecord
+    from shoal.protocol.responses import topics as responses
+
+    _AlterResult = responses.AlterPartitionReassignmentsReassignablePartitionResponse
+    _ListResult = responses.ListPartitionReassignmentsOngoingPartitionReassignment
 
 
-class Move(NamedTuple):
+class PartitionReassignment(NamedTuple):
     """The target replicas of a partition; None cancels the current reassignment."""
 
     topic: str
@@ -30,32 +34,42 @@ class Move(NamedTuple):
     replicas: Sequence[int] | None
 
 
-def alter(image: MetadataImage, moves: Iterable[Move], *, other_factor: bool = True) -> Decision:
-    """Reassign partitions. The response has AlterPartitionReassignments' results by topic.
+def alter(
+    image: MetadataImage, moves: Iterable[PartitionReassignment], *, other_factor: bool = True
+) -> ControllerResult:
+    """Reassign partitions. The response has AlterPartitionReassignments' results by topic, in the
+    order of the moves.
 
     Without `other_factor` a move that changes the number of replicas is refused (KIP-860).
     """
     records: list[MetadataRecord] = []
-    results: dict[str, list[dict[str, Any]]] = {}
+    results: list[tuple[str, list[_AlterResult]]] = []
     for move in moves:
         code, message = ErrorCode.none, None
         try:
             record = _move(image, move, other_factor)
             if record is not None:
                 records.append(record)
-        except Refused as refused:
+        except TopicChangeRefused as refused:
             code, message = refused.code, refused.message
-        results.setdefault(move.topic, []).append(
+        if not results or results[-1][0] != move.topic:
+            results.append((move.topic, []))
+        results[-1][1].append(
             {"partition_index": move.partition_index, "error_code": code, "error_message": message}
         )
-    return Decision(records, [{"name": n, "partitions": found} for n, found in results.items()])
+    topics: list[responses.AlterPartitionReassignmentsReassignableTopicResponse] = [
+        {"name": name, "partitions": partitions} for name, partitions in results
+    ]
+    return ControllerResult(records, topics)
 
 
-def _move(image: MetadataImage, move: Move, other_factor: bool) -> MetadataRecord | None:
+def _move(
+    image: MetadataImage, move: PartitionReassignment, other_factor: bool
+) -> MetadataRecord | None:
     index = move.partition_index
-    topic, partition = image.topics.get(move.topic), image.partition(move.topic, index)
+    topic, partition = image.topics.get(move.topic), image.find_partition(move.topic, index)
     if topic is None or partition is None:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.unknown_topic_or_partition,
             f"There is no partition {move.topic}-{index}.",
         )
@@ -63,20 +77,20 @@ def _move(image: MetadataImage, move: Move, other_factor: bool) -> MetadataRecor
     before = tuple(r for r in partition.replicas if r not in partition.adding_replicas)
     if move.replicas is None:
         if not partition.adding_replicas and not partition.removing_replicas:
-            raise Refused(ErrorCode.no_reassignment_in_progress)
+            raise TopicChangeRefused(ErrorCode.no_reassignment_in_progress)
         target = before
     else:
-        target = checked_assignment(image, move.replicas, None, index)
+        target = validate_assignment(image, move.replicas, None, index)
         if not other_factor and len(target) != len(before):
-            raise Refused(
+            raise TopicChangeRefused(
                 ErrorCode.invalid_replication_factor,
                 f"The replication factor of {move.topic}-{index} is {len(before)} and would"
                 f" become {len(target)}.",
             )
-    return _toward(image, topic, index, partition, before, target)
+    return _build_move_record(image, topic, index, partition, before, target)
 
 
-def _toward(
+def _build_move_record(
     image: MetadataImage,
     topic: TopicImage,
     index: int,
@@ -86,38 +100,40 @@ def _toward(
 ) -> MetadataRecord | None:
     """Return the change from `before` to `target`, whatever reassignment runs now."""
     removing = tuple(r for r in before if r not in target)
-    wished = partition._replace(
+    requested = partition._replace(
         replicas=target + removing,
         adding_replicas=tuple(r for r in target if r not in before),
         removing_replicas=removing,
     )
-    isr = tuple(r for r in partition.isr if r in wished.replicas)
+    isr = tuple(r for r in partition.isr if r in requested.replicas)
     if not isr and partition.isr:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_replica_assignment,
             f"None of the in-sync replicas of {topic.name}-{index} would stay.",
         )
-    after = settled(wished, view_of(image, topic.name), isr=isr)
-    record = change(topic.topic_id, index, partition, after)
+    after = with_isr_and_leader(requested, build_view(image, topic.name), isr=isr)
+    record = build_change_record(topic.topic_id, index, partition, after)
     if record is None or "replicas" not in record.fields:
         return record
     directories = [
-        directory_of(image, id) if known == UNASSIGNED else known
-        for id, known in zip(after.replicas, record.fields["directories"], strict=True)
+        find_directory(image, id) if directory == UNASSIGNED else directory
+        for id, directory in zip(after.replicas, record.fields["directories"], strict=True)
     ]
     return record._replace(fields=record.fields | {"directories": directories})
 
 
-def under_way(
-    image: MetadataImage, asked: Iterable[tuple[str, Sequence[int]]] | None
-) -> list[dict[str, Any]]:
+def list_reassignments(
+    image: MetadataImage, requested: Iterable[tuple[str, Sequence[int]]] | None
+) -> list[responses.ListPartitionReassignmentsOngoingTopicReassignment]:
     """Return ListPartitionReassignments' results for (topic, indexes), or for all partitions."""
-    wanted = None if asked is None else {(name, i) for name, found in asked for i in found}
-    results: dict[str, list[dict[str, Any]]] = {}
-    for topic, index, partition in brokers.partitions(image):
+    selected = (
+        None if requested is None else {(name, i) for name, entries in requested for i in entries}
+    )
+    results: dict[str, list[_ListResult]] = {}
+    for topic, index, partition in brokers.iter_partitions(image):
         if not partition.adding_replicas and not partition.removing_replicas:
             continue
-        if wanted is not None and (topic.name, index) not in wanted:
+        if selected is not None and (topic.name, index) not in selected:
             continue
         results.setdefault(topic.name, []).append(
             {
@@ -127,4 +143,4 @@ def under_way(
                 "removing_replicas": partition.removing_replicas,
             }
         )
-    return [{"name": name, "partitions": found} for name, found in results.items()]
+    return [{"name": name, "partitions": entries} for name, entries in results.items()]

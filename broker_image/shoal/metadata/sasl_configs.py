@@ -5,9 +5,9 @@ Each may be set for one listener and one mechanism (`listener_configs`).
 
 from __future__ import annotations
 
-from shoal.metadata.config_keys import table
+from shoal.metadata.config_keys import parse_table
 
-SASL = table(
+SASL = parse_table(
     """
 # applied: SASL
 sasl.enabled.mechanisms list GSSAPI - per-broker
@@ -29,8 +29,8 @@ shoal.sasl.scram.disconnect.removed.users boolean true -
     in Kafka, they stay open until connections.max.reauth.ms. A new password closes none.
 sasl.server.callback.handler.class class - @token-handler
     How bearer tokens are verified: OAuthBearerValidatorCallbackHandler verifies signatures, and
-    OAuthBearerUnsecuredValidatorCallbackHandler accepts tokens that anyone can make, for tests. The
-    names have Kafka's packages. If unset, signatures are verified.
+    OAuthBearerUnsecuredValidatorCallbackHandler accepts tokens that anyone can make, for tests.
+    Write the names with Kafka's packages. If unset, signatures are verified.
 sasl.oauthbearer.jwks.endpoint.url string - -
     URL of the keys that sign bearer tokens (JWKS). https is always permitted; file and http need
     shoal.oauthbearer.allowed.urls.
@@ -42,13 +42,15 @@ sasl.oauthbearer.jwks.endpoint.retry.backoff.ms long 100 1..
 sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms long 10000 1..
     Maximum pause between two attempts to read the keys.
 shoal.oauthbearer.allowed.urls list "" -
-    URLs of keys that may have the scheme file or http. Kafka has the Java property
+    URLs of keys that may use the scheme file or http. In Kafka, this is the Java property
     org.apache.kafka.sasl.oauthbearer.allowed.urls.
 sasl.oauthbearer.clock.skew.seconds int 30 0..
     Difference between the clocks of the provider and of the broker that is allowed in the dates of
     a token.
 sasl.oauthbearer.expected.audience list "" -
     Audiences, one of which a token must name. If empty, tokens that name an audience are refused.
+sasl.oauthbearer.allow.unverified.audience boolean false -
+    Whether the audience of a token is not compared, if sasl.oauthbearer.expected.audience is empty.
 sasl.oauthbearer.expected.issuer string - -
     Issuer that a token must name. If unset, any issuer.
 sasl.oauthbearer.scope.claim.name string scope -

@@ -12,7 +12,7 @@ import re
 from base64 import b64decode
 from typing import TYPE_CHECKING
 
-from shoal.metadata.scram_credentials import ITERATIONS_MAX, scram_record
+from shoal.metadata.scram_credentials import ITERATIONS_MAX, build_scram_record
 from shoal.security import scram
 from shoal.security.scram import ITERATIONS_MIN, SCRAM_MECHANISMS
 
@@ -33,54 +33,54 @@ class InvalidScramArgument(Exception):
 
 def parse(argument: str, random_bytes: Callable[[int], bytes]) -> MetadataRecord:
     """Return the record of the user in an argument. Raises `InvalidScramArgument`."""
-    found = _ARGUMENT.fullmatch(argument.strip())
-    if found is None:
+    match = _ARGUMENT.fullmatch(argument.strip())
+    if match is None:
         raise InvalidScramArgument("It must be of the form MECHANISM=[name=…,password=…].")
-    mechanism = SCRAM_MECHANISMS.get(found["mechanism"])
+    mechanism = SCRAM_MECHANISMS.get(match["mechanism"])
     if mechanism is None:
         raise InvalidScramArgument(
-            f"The mechanism must be {' or '.join(SCRAM_MECHANISMS)}, not {found['mechanism']}."
+            f"The mechanism must be {' or '.join(SCRAM_MECHANISMS)}, not {match['mechanism']}."
         )
-    values = _components(found["components"])
+    values = _parse_components(match["components"])
     name = values.get("name")
     if not name:
         raise InvalidScramArgument("The user has no name: add name=….")
-    iterations = _iterations(values.get("iterations"))
-    salt = _base64(values, "salt") or random_bytes(_SALT_SIZE)
+    iterations = _parse_iterations(values.get("iterations"))
+    salt = _decode_base64(values, "salt") or random_bytes(_SALT_SIZE)
     if "password" in values:
         if not values["password"]:
             raise InvalidScramArgument("The password is empty.")
-        credential = scram.credential(mechanism, values["password"], salt, iterations)
+        credential = scram.build_credential(mechanism, values["password"], salt, iterations)
     elif "salt" not in values:
         raise InvalidScramArgument("Give the password, or saltedpassword and salt.")
     else:
-        salted = _base64(values, "saltedpassword")
-        credential = scram.of_salted_password(mechanism, salted, salt, iterations)
-    return scram_record(name, mechanism.number, credential)
+        salted = _decode_base64(values, "saltedpassword")
+        credential = scram.from_salted_password(mechanism, salted, salt, iterations)
+    return build_scram_record(name, mechanism.number, credential)
 
 
-def _components(text: str) -> dict[str, str]:
+def _parse_components(text: str) -> dict[str, str]:
     values: dict[str, str] = {}
     at = 0
     while at < len(text):
-        found = _COMPONENT.match(text, at)
-        if found is None:
+        match = _COMPONENT.match(text, at)
+        if match is None:
             raise InvalidScramArgument(
                 f"Between the brackets stand {', '.join(f'{name}=…' for name in _NAMES)}, separated"
                 " by commas. Put a value with a comma in double quotes."
             )
-        name, value = found[1].strip(), found[2]
+        name, value = match[1].strip(), match[2]
         if name not in _NAMES:
             raise InvalidScramArgument(f"There is no {name}=. There are {', '.join(_NAMES)}.")
         if name in values:
             raise InvalidScramArgument(f"{name}= is listed twice.")
         is_quoted = len(value) > 1 and value[0] == value[-1] == '"'
         values[name] = value[1:-1] if is_quoted else value
-        at = found.end()
+        at = match.end()
     return values
 
 
-def _iterations(text: str | None) -> int:
+def _parse_iterations(text: str | None) -> int:
     if text is None:
         return ITERATIONS_MIN
     if not text.isdecimal() or not ITERATIONS_MIN <= int(text) <= ITERATIONS_MAX:
@@ -90,14 +90,14 @@ def _iterations(text: str | None) -> int:
     return int(text)
 
 
-def _base64(values: dict[str, str], name: str) -> bytes:
+def _decode_base64(values: dict[str, str], name: str) -> bytes:
     """Return the decoded value; empty if there is none. Raises `InvalidScramArgument`."""
     if name not in values:
         return b""
     try:
-        found = b64decode(values[name], validate=True)
+        decoded = b64decode(values[name], validate=True)
     except binascii.Error:
-        found = b""
-    if not found:
+        decoded = b""
+    if not decoded:
         raise InvalidScramArgument(f"{name}= must be bytes in base64.")
-    return found
+    return decoded

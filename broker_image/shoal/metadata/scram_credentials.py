@@ -7,17 +7,18 @@ user once, even for two mechanisms. Clients send salted passwords, never passwor
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.metadata.controller import Decision
+from shoal.metadata.controller import ControllerResult
 from shoal.metadata.records import RECORDS_PER_DECISION_MAX, MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.security.scram import ITERATIONS_MIN, SCRAM_MECHANISMS, of_salted_password
+from shoal.security.scram import ITERATIONS_MIN, SCRAM_MECHANISMS, from_salted_password
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.metadata.image import MetadataImage
+    from shoal.protocol.responses import security as responses
     from shoal.security.scram import ScramCredential
 
 #: More iterations would let one login occupy a client for too long.
@@ -27,14 +28,14 @@ _TWICE = "A user credential cannot be altered twice in the same request"
 Refusal = tuple[ErrorCode, str | None]
 
 
-class Deletion(NamedTuple):
+class ScramCredentialDeletion(NamedTuple):
     """Which credential of a user to delete; `mechanism` is a number of the protocol."""
 
     name: str
     mechanism: int
 
 
-class Upsertion(NamedTuple):
+class ScramCredentialUpsertion(NamedTuple):
     """A credential to create or to replace."""
 
     name: str
@@ -44,7 +45,7 @@ class Upsertion(NamedTuple):
     salted_password: bytes
 
 
-def scram_record(name: str, mechanism: int, credential: ScramCredential) -> MetadataRecord:
+def build_scram_record(name: str, mechanism: int, credential: ScramCredential) -> MetadataRecord:
     """Return the record that stores a user's credential."""
     return MetadataRecord(
         "UserScramCredentialRecord",
@@ -53,8 +54,10 @@ def scram_record(name: str, mechanism: int, credential: ScramCredential) -> Meta
 
 
 def alter(
-    image: MetadataImage, deletions: Sequence[Deletion], upsertions: Sequence[Upsertion]
-) -> Decision:
+    image: MetadataImage,
+    deletions: Sequence[ScramCredentialDeletion],
+    upsertions: Sequence[ScramCredentialUpsertion],
+) -> ControllerResult:
     """Delete, create and replace credentials, each user's independently.
 
     The response maps each user to (error code, message). Raises `ApiError`.
@@ -64,7 +67,7 @@ def alter(
             ErrorCode.policy_violation,
             f"A request may alter the credentials of at most {RECORDS_PER_DECISION_MAX} users.",
         )
-    changes: list[Deletion | Upsertion] = [*deletions, *upsertions]
+    changes: list[ScramCredentialDeletion | ScramCredentialUpsertion] = [*deletions, *upsertions]
     times = Counter(change.name for change in changes)
     records: list[MetadataRecord] = []
     outcomes: dict[str, Refusal] = {}
@@ -72,30 +75,34 @@ def alter(
         if change.name in outcomes:
             continue
         refusal = (
-            _deletion_refusal(image, change)
-            if isinstance(change, Deletion)
-            else _upsertion_refusal(change)
+            _find_deletion_refusal(image, change)
+            if isinstance(change, ScramCredentialDeletion)
+            else _find_upsertion_refusal(change)
         )
         if refusal is None and times[change.name] > 1:
             refusal = ErrorCode.duplicate_resource, _TWICE
-        if refusal is None and isinstance(change, Upsertion) and not change.salted_password:
+        if (
+            refusal is None
+            and isinstance(change, ScramCredentialUpsertion)
+            and not change.salted_password
+        ):
             refusal = ErrorCode.unknown_server_error, None  # Java has no key of no bytes.
         outcomes[change.name] = refusal or (ErrorCode.none, None)
         if refusal is None:
-            records.append(_record(change))
-    return Decision(records, outcomes)
+            records.append(_build_record(change))
+    return ControllerResult(records, outcomes)
 
 
-def _record(change: Deletion | Upsertion) -> MetadataRecord:
-    if isinstance(change, Deletion):
+def _build_record(change: ScramCredentialDeletion | ScramCredentialUpsertion) -> MetadataRecord:
+    if isinstance(change, ScramCredentialDeletion):
         return MetadataRecord("RemoveUserScramCredentialRecord", change._asdict())
-    credential = of_salted_password(
+    credential = from_salted_password(
         _MECHANISMS[change.mechanism], change.salted_password, change.salt, change.iterations
     )
-    return scram_record(change.name, change.mechanism, credential)
+    return build_scram_record(change.name, change.mechanism, credential)
 
 
-def _refusal(change: Deletion | Upsertion) -> Refusal | None:
+def _find_refusal(change: ScramCredentialDeletion | ScramCredentialUpsertion) -> Refusal | None:
     if not change.name:
         return ErrorCode.unacceptable_credential, "Username must not be empty"
     if change.mechanism not in _MECHANISMS:
@@ -103,16 +110,18 @@ def _refusal(change: Deletion | Upsertion) -> Refusal | None:
     return None
 
 
-def _deletion_refusal(image: MetadataImage, deletion: Deletion) -> Refusal | None:
-    refusal = _refusal(deletion)
+def _find_deletion_refusal(
+    image: MetadataImage, deletion: ScramCredentialDeletion
+) -> Refusal | None:
+    refusal = _find_refusal(deletion)
     if refusal is None and deletion not in image.scram_credentials:
         message = "Attempt to delete a user credential that does not exist"
         return ErrorCode.resource_not_found, message
     return refusal
 
 
-def _upsertion_refusal(upsertion: Upsertion) -> Refusal | None:
-    refusal = _refusal(upsertion)
+def _find_upsertion_refusal(upsertion: ScramCredentialUpsertion) -> Refusal | None:
+    refusal = _find_refusal(upsertion)
     if refusal is not None:
         return refusal
     if upsertion.iterations < ITERATIONS_MIN:
@@ -124,20 +133,27 @@ def _upsertion_refusal(upsertion: Upsertion) -> Refusal | None:
 
 def describe(
     credentials: Mapping[tuple[str, int], ScramCredential], names: Sequence[str] | None
-) -> list[dict[str, Any]]:
+) -> list[responses.DescribeUserScramCredentialsResult]:
     """Return the mechanisms and iterations of users; of all users if `names` is empty or None.
 
     These are the rows of the response of DescribeUserScramCredentials.
     """
-    by_name: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[responses.DescribeUserScramCredentialsCredentialInfo]] = {}
     for (name, mechanism), credential in sorted(credentials.items()):
-        info = {"mechanism": mechanism, "iterations": credential.iterations}
+        info: responses.DescribeUserScramCredentialsCredentialInfo = {
+            "mechanism": mechanism,
+            "iterations": credential.iterations,
+        }
         by_name.setdefault(name, []).append(info)
     times = Counter(names or list(by_name))
-    return [_described(name, times[name], by_name.get(name)) for name in times]
+    return [_describe_user(name, times[name], by_name.get(name)) for name in times]
 
 
-def _described(name: str, times: int, infos: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+def _describe_user(
+    name: str,
+    times: int,
+    infos: Sequence[responses.DescribeUserScramCredentialsCredentialInfo] | None,
+) -> responses.DescribeUserScramCredentialsResult:
     code, message = ErrorCode.none, ""
     if times > 1:
         code = ErrorCode.duplicate_resource
@@ -151,5 +167,5 @@ def _described(name: str, times: int, infos: Sequence[Mapping[str, Any]] | None)
         "user": name,
         "error_code": code,
         "error_message": message,
-        "credential_infos": [] if code else infos,
+        "credential_infos": [] if code or infos is None else infos,
     }

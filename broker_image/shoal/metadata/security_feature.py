@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.metadata.controller import Decision
+from shoal.metadata.controller import ControllerResult
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.feature_levels import SECURITY_FEATURE
@@ -27,7 +27,7 @@ def is_enabled(image: MetadataImage) -> bool:
     return image.features.get(SECURITY_FEATURE, 0) >= LEVEL
 
 
-def enabled_by(image: MetadataImage, decision: Decision) -> Decision:
+def with_feature_enabled(image: MetadataImage, decision: ControllerResult) -> ControllerResult:
     """Return a decision with records of security, with the feature's level if that is missing.
 
     Raises `ApiError` with UNSUPPORTED_VERSION if a registered broker does not support the records.
@@ -40,13 +40,15 @@ def enabled_by(image: MetadataImage, decision: Decision) -> Decision:
         if broker.features.get(SECURITY_FEATURE, (0, 0))[1] < LEVEL
     ]
     if older:
-        raise unsupported("brokers", older, "Upgrade them, or unregister those that are gone.")
+        raise build_unsupported_error(
+            "brokers", older, "Upgrade them, or unregister those that are gone."
+        )
     fields = {"name": SECURITY_FEATURE, "feature_level": LEVEL}
     level = MetadataRecord("FeatureLevelRecord", fields)
-    return Decision([level, *decision.records], decision.response)
+    return ControllerResult([level, *decision.records], decision.response)
 
 
-def unsupported(kind: str, ids: Sequence[int], remedy: str) -> ApiError:
+def build_unsupported_error(kind: str, ids: Sequence[int], remedy: str) -> ApiError:
     """Return the error that names the nodes of an older release."""
     listed = ", ".join(map(str, ids))
     return ApiError(

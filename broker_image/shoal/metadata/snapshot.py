@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.metadata.acls import acl_record
-from shoal.metadata.controller import registration
-from shoal.metadata.delegation_tokens import token_record
+from shoal.metadata.acls import build_acl_record
+from shoal.metadata.controller import build_registration_record
+from shoal.metadata.delegation_tokens import build_token_record
 from shoal.metadata.records import MetadataRecord
-from shoal.metadata.scram_credentials import scram_record
+from shoal.metadata.scram_credentials import build_scram_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage, TopicImage
 
 
-def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:
+def build_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     """Yield the records of each part of the image, in order."""
     for name, level in sorted(image.features.items()):
         yield MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
     for id in sorted(image.brokers):
         broker = image.brokers[id]
-        record = registration(broker, broker.broker_epoch)
+        record = build_registration_record(broker, broker.broker_epoch)
         stopping = {"in_controlled_shutdown": broker.in_controlled_shutdown}
         yield record._replace(fields=record.fields | stopping)
     for name in sorted(image.topics):
-        yield from _topic(image.topics[name])
+        yield from _build_topic_records(image.topics[name])
     for (kind, name), texts in sorted(image.configs.items()):
         for key, value in sorted(texts.items()):
             fields = {"resource_type": kind, "resource_name": name, "name": key, "value": value}
@@ -47,10 +47,10 @@ def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:
             "next_producer_id": image.next_producer_id,
         }
         yield MetadataRecord("ProducerIdsRecord", fields)
-    yield from _security(image)
+    yield from _build_security_records(image)
 
 
-def _topic(topic: TopicImage) -> Iterator[MetadataRecord]:
+def _build_topic_records(topic: TopicImage) -> Iterator[MetadataRecord]:
     ids = {"topic_id": topic.topic_id}
     yield MetadataRecord("TopicRecord", ids | {"name": topic.name})
     for index, partition in enumerate(topic.partitions):
@@ -58,10 +58,10 @@ def _topic(topic: TopicImage) -> Iterator[MetadataRecord]:
         yield MetadataRecord("PartitionRecord", fields)
 
 
-def _security(image: MetadataImage) -> Iterator[MetadataRecord]:
+def _build_security_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     for id, acl in sorted(image.acls.items()):
-        yield acl_record(id, acl)
+        yield build_acl_record(id, acl)
     for (name, mechanism), credential in sorted(image.scram_credentials.items()):
-        yield scram_record(name, mechanism, credential)
+        yield build_scram_record(name, mechanism, credential)
     for _, token in sorted(image.delegation_tokens.items()):
-        yield token_record(token)
+        yield build_token_record(token)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.metadata.config_keys import table
+from shoal.metadata.config_keys import parse_table
 
-TOPIC = table(
+TOPIC = parse_table(
     """
 # applied: Retention and compaction
 cleanup.policy list delete compact|delete
@@ -65,6 +65,13 @@ errors.deadletterqueue.group.enable boolean false -
     Whether share groups may write their dead letters to this topic (KIP-1191).
 shoal.key.ranges.enable boolean false -
     Whether several readers may share a partition by key ranges.
+shoal.deduplication.window.ms long 0 0..604800000
+    Time for which a partition knows the header shoal.dedup.id of each record. Another record with
+    a known id is not appended: its producer gets the offset of the first. 0 means that ids have no
+    effect. Not for compacted topics.
+shoal.deduplication.ids.max int 1000000 1..
+    Maximum number of ids that a partition knows. Each takes up to 16 bytes of the leader's memory.
+    Records with more ids within shoal.deduplication.window.ms are refused.
 max.message.bytes int 1048588 0..
     < message.max.bytes
     Maximum size of a record batch after compression.
@@ -101,6 +108,10 @@ leader.replication.throttled.replicas list "" @throttled
     Replicas whose leader is throttled, as partition:broker, or * for all.
 follower.replication.throttled.replicas list "" @throttled
     Replicas whose follower is throttled, as partition:broker, or * for all.
+# refused: Records that grow
+max.decompressed.message.bytes int 2147483639 1..2147483639
+    < max.decompressed.message.bytes
+    Maximum size of a record after decompression. Shoal limits a whole batch instead, to 128 MiB.
 # accepted: Internal
 internal.segment.bytes int - - internal
     Maximum size of a segment below the minimum of segment.bytes, for tests.
@@ -115,9 +126,19 @@ local.retention.bytes long -2 -2..
 local.retention.ms long -2 -2..
     < log.local.retention.ms
     Time that a tiered segment stays on local disk. -2 means that retention.ms applies.
+remote.copy.lag.ms long 0 -1..
+    < log.remote.copy.lag.ms
+    Age of its latest record at which a closed segment is copied to the object store, unless
+    remote.copy.lag.bytes lets it be copied earlier (KIP-1241). 0 means at once, -1 the time of
+    local.retention.ms.
+remote.copy.lag.bytes long -1 -1..
+    < log.remote.copy.lag.bytes
+    Bytes of newer records at which a closed segment is copied to the object store, unless
+    remote.copy.lag.ms lets it be copied earlier. 0 means at once, -1 the size of
+    local.retention.bytes.
 remote.log.copy.disable boolean false -
-    Whether nothing more is copied to the object store. What is there stays readable until
-    retention.* removes it. local.retention.* must be -2 or equal to retention.* then.
+    Whether nothing more is copied to the object store. Records there stay readable until
+    retention.* removes them. If true, local.retention.* must be -2 or equal to retention.*.
 remote.log.delete.on.disable boolean false -
     Whether the remote segments are deleted when remote.storage.enable becomes false.
 """

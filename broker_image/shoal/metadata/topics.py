@@ -7,21 +7,23 @@ ReplicationControlManager.
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid5
 
-from shoal.log.uuids import uuid_text
+from shoal.log.uuids import format_uuid
 from shoal.metadata import names, placement
-from shoal.metadata.alterations import checked_topic_configs
-from shoal.metadata.config_keys import text_of
-from shoal.metadata.configs import TOPIC, Source
-from shoal.metadata.controller import Decision
+from shoal.metadata.alterations import find_topic_config_error
+from shoal.metadata.config_keys import format_value
+from shoal.metadata.configs import TOPIC, ConfigSource
+from shoal.metadata.controller import ControllerResult
 from shoal.metadata.image import UNASSIGNED, BrokerImage, MetadataImage, TopicImage
 from shoal.metadata.records import RECORDS_PER_DECISION_MAX, MetadataRecord
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from shoal.protocol.responses import topics as responses
 
 DEFAULT = -1
 #: Minimum of a topic's segment.bytes. Broker configs of internal topics may set less.
@@ -68,11 +70,12 @@ _INTERNAL: dict[str, tuple[tuple[str, str, str], dict[str, str]]] = {
 #: The broker config of min.insync.replicas of some internal topics.
 _MIN_ISR = {
     "__share_group_state": "share.coordinator.state.topic.min.isr",
+    names.REMOTE_LOG_METADATA: "rlmm.config.remote.log.metadata.topic.min.isr",
     "__transaction_state": "transaction.state.log.min.isr",
 }
 
 
-class Refused(Exception):
+class TopicChangeRefused(Exception):
     """One topic of a request is refused."""
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
@@ -98,63 +101,67 @@ def create_topics(
     new_id: Callable[[], UUID],
     validate_only: bool = False,
     request_id: bytes = b"",
-) -> Decision:
+) -> ControllerResult:
     """Create topics independently. The response has CreateTopics' results.
 
     A `request_id` of 16 bytes determines the topics' ids. A repeated request is then recognized: a
     topic that it already created is a success and is not created again.
     """
     records: list[MetadataRecord] = []
-    results = []
-    taken = _Names(image)
+    results: list[responses.CreateTopicsCreatableTopicResult] = []
+    used_names = _UsedNames(image)
     for topic in topics:
-        topic_id = _derived_id(request_id, topic.name) if request_id else new_id()
+        topic_id = _derive_id(request_id, topic.name) if request_id else new_id()
         present = image.topics.get(topic.name)
         if request_id and present is not None and present.topic_id == topic_id:
-            results.append(_made(image, present))
+            results.append(_build_existing_result(image, present))
             continue
         try:
-            made, result = _create(
-                image, topic, taken, topic_id, RECORDS_PER_DECISION_MAX - len(records)
+            topic_records, result = _create(
+                image, topic, used_names, topic_id, RECORDS_PER_DECISION_MAX - len(records)
             )
-        except Refused as refused:
-            results.append(_result(topic.name, refused))
+        except TopicChangeRefused as refused:
+            results.append(_build_refused_result(topic.name, refused))
             continue
-        taken.add(topic.name)
-        records += made
+        used_names.add(topic.name)
+        records += topic_records
         results.append(result)
-    return Decision([] if validate_only else records, results)
+    return ControllerResult([] if validate_only else records, results)
 
 
-def _derived_id(request_id: bytes, name: str) -> UUID:
+def _derive_id(request_id: bytes, name: str) -> UUID:
     """Return the topic id derived from a request. Its text does not start with a dash."""
     tries = (uuid5(UUID(bytes=request_id), f"{name}/{n}") for n in count())
-    return next(id for id in tries if not uuid_text(id).startswith("-"))
+    return next(id for id in tries if not format_uuid(id).startswith("-"))
 
 
-def _made(image: MetadataImage, topic: TopicImage) -> dict[str, Any]:
+def _build_existing_result(
+    image: MetadataImage, topic: TopicImage
+) -> responses.CreateTopicsCreatableTopicResult:
     """Return CreateTopics' result of an existing topic."""
     own = dict(image.configs.get((2, topic.name), {}))
-    return _made_row(image, topic.name, topic.topic_id, [p.replicas for p in topic.partitions], own)
+    return _build_created_result(
+        image, topic.name, topic.topic_id, [p.replicas for p in topic.partitions], own
+    )
 
 
-def internal_topic(image: MetadataImage, name: str) -> NewTopic:
+def build_internal_topic(image: MetadataImage, name: str) -> NewTopic:
     """Return an internal topic as its configs set it and the cluster's size allows."""
     config = image.broker_config
     names_of, own = _INTERNAL[name]
-    partitions, replicas, segment_bytes = (config[found] for found in names_of)
+    partitions, replicas, segment_bytes = (config[config_name] for config_name in names_of)
     configs = {
         "compression.type": "producer",
         "segment.bytes": str(max(segment_bytes, SEGMENT_BYTES_MIN)),
     } | own
-    factor = max(1, min(replicas, len(placement.ring(image.brokers.values()))))
+    factor = max(1, min(replicas, len(placement.build_ring(image.brokers.values()))))
     if name in _MIN_ISR:
         # One less than the replicas: the loss of one broker does not stop a coordinator.
         configs["min.insync.replicas"] = str(min(config[_MIN_ISR[name]], max(1, factor - 1)))
     return NewTopic(name, partitions, factor, configs=tuple(configs.items()))
 
 
-class _Names:
+class _UsedNames:
     """Names in use, including those of earlier topics in the request."""
 
     def __init__(self, image: MetadataImage) -> None:
@@ -164,33 +171,38 @@ class _Names:
     def add(self, name: str) -> None:
         self._new.append(name)
 
-    def refuse(self, name: str) -> None:
-        """Raise `Refused` for a name that is invalid, in use, or collides with one in use."""
-        reason = names.invalid_topic(name)
+    def check_name(self, name: str) -> None:
+        """Raise `TopicChangeRefused` for a name that is invalid, in use, or collides with one in
+        use."""
+        reason = names.find_topic_name_error(name)
         if reason is not None:
-            raise Refused(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {reason}")
+            raise TopicChangeRefused(
+                ErrorCode.invalid_topic_exception, f"Topic name is invalid: {reason}"
+            )
         if name in self._topics:
-            raise Refused(ErrorCode.topic_already_exists, f"Topic '{name}' already exists.")
+            raise TopicChangeRefused(
+                ErrorCode.topic_already_exists, f"Topic '{name}' already exists."
+            )
         if "." in name or "_" in name:
-            key = names.collision_key(name)
-            for other in (*self._topics, *self._new):
-                if len(other) == len(name) and names.collision_key(other) == key:
-                    raise Refused(
+            key = names.to_collision_key(name)
+            for existing in (*self._topics, *self._new):
+                if len(existing) == len(name) and names.to_collision_key(existing) == key:
+                    raise TopicChangeRefused(
                         ErrorCode.invalid_topic_exception,
-                        f"Topic '{name}' collides with existing topic: {other}",
+                        f"Topic '{name}' collides with existing topic: {existing}",
                     )
 
 
 def _create(
-    image: MetadataImage, topic: NewTopic, taken: _Names, topic_id: UUID, room: int
-) -> tuple[list[MetadataRecord], dict[str, Any]]:
-    """Return the records and the result of one topic. Raises `Refused`."""
-    taken.refuse(topic.name)
-    own = _configs(image, topic)
+    image: MetadataImage, topic: NewTopic, used_names: _UsedNames, topic_id: UUID, room: int
+) -> tuple[list[MetadataRecord], responses.CreateTopicsCreatableTopicResult]:
+    """Return the records and the result of one topic. Raises `TopicChangeRefused`."""
+    used_names.check_name(topic.name)
+    own = _validate_configs(image, topic)
     if topic.assignments:
-        replicas = _manual(image, topic)
+        replicas = _assign_manually(image, topic)
     else:
-        replicas = _placed(image, topic, topic_id, room)
+        replicas = _place_new_topic(image, topic, topic_id, room)
     records = [MetadataRecord("TopicRecord", {"name": topic.name, "topic_id": topic_id})]
     records += [
         MetadataRecord(
@@ -199,17 +211,17 @@ def _create(
         )
         for name, value in own.items()
     ]
-    records += _partitions(image, topic_id, replicas, 0)
-    return records, _made_row(image, topic.name, topic_id, replicas, own)
+    records += _build_partition_records(image, topic_id, replicas, 0)
+    return records, _build_created_result(image, topic.name, topic_id, replicas, own)
 
 
-def _made_row(
+def _build_created_result(
     image: MetadataImage,
     name: str,
     topic_id: UUID,
     replicas: Sequence[Sequence[int]],
     own: dict[str, str],
-) -> dict[str, Any]:
+) -> responses.CreateTopicsCreatableTopicResult:
     return {
         "name": name,
         "topic_id": topic_id,
@@ -217,60 +229,62 @@ def _made_row(
         "error_message": None,
         "num_partitions": len(replicas),
         "replication_factor": len(replicas[0]),
-        "configs": _effective(image, own),
+        "configs": _describe_configs(image, own),
     }
 
 
-def _configs(image: MetadataImage, topic: NewTopic) -> dict[str, str]:
+def _validate_configs(image: MetadataImage, topic: NewTopic) -> dict[str, str]:
     """Return the topic's own configs, checked."""
     without = [name for name, value in topic.configs if value is None]
     if without:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_config,
             f"Null value not supported for topic configs: {','.join(without)}",
         )
     own = {name: value for name, value in topic.configs if value is not None}
-    reason = checked_topic_configs(image, own)
+    reason = find_topic_config_error(image, own)
     if reason is not None:
-        raise Refused(ErrorCode.invalid_config, reason)
+        raise TopicChangeRefused(ErrorCode.invalid_config, reason)
     return own
 
 
-def _manual(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
+def _assign_manually(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
     """Return the replicas that the request assigns."""
     if topic.replication_factor != DEFAULT:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_request,
             "A manual partition assignment was specified, but replication factor was not -1.",
         )
     if topic.partitions != DEFAULT:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_request,
             "A manual partition assignment was specified, but the partition count was not -1.",
         )
     by_index: dict[int, tuple[int, ...]] = {}
     for index, broker_ids in topic.assignments:
         if index in by_index:
-            raise Refused(
+            raise TopicChangeRefused(
                 ErrorCode.invalid_replica_assignment,
                 f"Found multiple manual partition assignments for partition {index}",
             )
         size = len(next(iter(by_index.values()))) if by_index else None
-        by_index[index] = checked_assignment(image, broker_ids, size, index)
+        by_index[index] = validate_assignment(image, broker_ids, size, index)
     if sorted(by_index) != list(range(len(by_index))):
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_replica_assignment,
             "partitions should be a consecutive 0-based integer sequence",
         )
     return [by_index[index] for index in range(len(by_index))]
 
 
-def checked_assignment(
+def validate_assignment(
     image: MetadataImage, broker_ids: Sequence[int], size: int | None, index: int
 ) -> tuple[int, ...]:
-    """Return one partition's assigned replicas; there must be `size`. Raises `Refused`."""
+    """Return one partition's assigned replicas; there must be `size`. Raises
+    `TopicChangeRefused`."""
     reason = None
     unknown = sorted({b for b in broker_ids if b not in image.brokers})
+    cordoned = sorted({b for b in broker_ids if b not in unknown and image.brokers[b].is_cordoned})
     if not broker_ids:
         reason = "The manual partition assignment includes an empty replica list."
     elif len(set(broker_ids)) < len(broker_ids):
@@ -278,28 +292,31 @@ def checked_assignment(
     elif unknown:
         reason = f"The manual partition assignment includes broker {unknown[0]}, "
         reason += "but no such broker is registered."
+    elif cordoned:
+        reason = f"The manual partition assignment includes broker {cordoned[0]}, "
+        reason += "but all its log directories are cordoned."
     elif size is not None and len(broker_ids) != size:
         reason = f"The manual partition assignment includes a partition with {len(broker_ids)} "
         reason += f"replica(s), but this is not consistent with others that have {size}."
-    elif not _active(image, broker_ids):
+    elif not _find_active(image, broker_ids):
         reason = f"All brokers assigned to partition {index} are fenced or shutting down."
     if reason is not None:
-        raise Refused(ErrorCode.invalid_replica_assignment, reason)
+        raise TopicChangeRefused(ErrorCode.invalid_replica_assignment, reason)
     return tuple(broker_ids)
 
 
-def _placed(
+def _place_new_topic(
     image: MetadataImage, topic: NewTopic, topic_id: UUID, room: int
 ) -> list[tuple[int, ...]]:
     """Return replicas that the controller places."""
     config = image.broker_config
     if topic.replication_factor < DEFAULT or topic.replication_factor == 0:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_replication_factor,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if topic.partitions < DEFAULT or topic.partitions == 0:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_partitions,
             "Number of partitions was set to an invalid non-positive value.",
         )
@@ -308,7 +325,7 @@ def _placed(
     if factor == DEFAULT:
         factor = config["default.replication.factor"]
     if partitions > room:
-        raise _too_many()
+        raise _build_too_many_error()
     return _place(image, partitions=partitions, factor=factor, start=topic_id.int)
 
 
@@ -322,37 +339,37 @@ def _place(
                 partitions=partitions,
                 replicas=factor,
                 start=start,
-                hosts=placement.hosts(image),
+                hosts=placement.find_hosts(image),
             )
         )
     except placement.NotPlaceable as error:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_replication_factor,
             f"Unable to replicate the partition {factor} time(s): {error}.",
         ) from None
 
 
-def _too_many() -> Refused:
-    return Refused(
+def _build_too_many_error() -> TopicChangeRefused:
+    return TopicChangeRefused(
         ErrorCode.policy_violation,
         f"Excessively large number of partitions per request: at most {RECORDS_PER_DECISION_MAX}.",
     )
 
 
-def _active(image: MetadataImage, broker_ids: Iterable[int]) -> tuple[int, ...]:
-    def active(broker: BrokerImage | None) -> bool:
+def _find_active(image: MetadataImage, broker_ids: Iterable[int]) -> tuple[int, ...]:
+    def is_active(broker: BrokerImage | None) -> bool:
         return broker is not None and not broker.fenced and not broker.in_controlled_shutdown
 
-    return tuple(b for b in broker_ids if active(image.brokers.get(b)))
+    return tuple(b for b in broker_ids if is_active(image.brokers.get(b)))
 
 
-def _partitions(
-    image: MetadataImage, topic_id: UUID, assigned: Sequence[tuple[int, ...]], first: int
+def _build_partition_records(
+    image: MetadataImage, topic_id: UUID, assignments: Sequence[tuple[int, ...]], first: int
 ) -> list[MetadataRecord]:
     """Return records of new partitions from index `first` on; the first active replica leads."""
     records = []
-    for index, replicas in enumerate(assigned, first):
-        isr = _active(image, replicas)
+    for index, replicas in enumerate(assignments, first):
+        isr = _find_active(image, replicas)
         records.append(
             MetadataRecord(
                 "PartitionRecord",
@@ -364,32 +381,35 @@ def _partitions(
                     "leader": isr[0],
                     "leader_epoch": 0,
                     "partition_epoch": 0,
-                    "directories": [directory_of(image, b) for b in replicas],
+                    "directories": [find_directory(image, b) for b in replicas],
                 },
             )
         )
     return records
 
 
-def directory_of(image: MetadataImage, broker_id: int) -> UUID:
+def find_directory(image: MetadataImage, broker_id: int) -> UUID:
     """Return the broker's log directory if it has exactly one."""
     dirs = image.brokers[broker_id].log_dirs if broker_id in image.brokers else ()
     return dirs[0] if len(dirs) == 1 else UNASSIGNED
 
 
-def _effective(image: MetadataImage, own: dict[str, str]) -> list[dict[str, Any]]:
+def _describe_configs(
+    image: MetadataImage, own: dict[str, str]
+) -> list[responses.CreateTopicsCreatableTopicConfigs]:
     """Return CreateTopics' list of the new topic's configs."""
-    results = []
-    defaults = image.topic_config("")
+    results: list[responses.CreateTopicsCreatableTopicConfigs] = []
+    defaults = image.resolve_topic_config("")
     for name, key in TOPIC.items():
         if key.internal:
             continue
+        value: str | None
         if name in own:
-            value, source = own[name], Source.TOPIC
+            value, source = own[name], ConfigSource.TOPIC
         else:
-            found = image.origins(2, "", name)
-            value = text_of(defaults[name])  # type: ignore[assignment]
-            source = found[0].source if found else Source.DEFAULT
+            origins = image.find_config_origins(2, "", name)
+            value = format_value(defaults[name])
+            source = origins[0].source if origins else ConfigSource.DEFAULT
         results.append(
             {
                 "name": name,
@@ -402,7 +422,9 @@ def _effective(image: MetadataImage, own: dict[str, str]) -> list[dict[str, Any]
     return results
 
 
-def _result(name: str, refused: Refused) -> dict[str, Any]:
+def _build_refused_result(
+    name: str, refused: TopicChangeRefused
+) -> responses.CreateTopicsCreatableTopicResult:
     return {
         "name": name,
         "error_code": refused.code,
@@ -411,9 +433,9 @@ def _result(name: str, refused: Refused) -> dict[str, Any]:
     }
 
 
-def delete_topics(image: MetadataImage, topics: Iterable[TopicImage]) -> Decision:
+def delete_topics(image: MetadataImage, topics: Iterable[TopicImage]) -> ControllerResult:
     """Delete topics of the image; ignore those that are already deleted."""
-    return Decision(
+    return ControllerResult(
         [
             MetadataRecord("RemoveTopicRecord", {"topic_id": topic.topic_id})
             for topic in topics
@@ -422,7 +444,7 @@ def delete_topics(image: MetadataImage, topics: Iterable[TopicImage]) -> Decisio
     )
 
 
-class Growth(NamedTuple):
+class CreatePartitionsTopic(NamedTuple):
     """New partitions of a topic: the total count, and optionally their assignments."""
 
     name: str
@@ -431,52 +453,58 @@ class Growth(NamedTuple):
 
 
 def create_partitions(
-    image: MetadataImage, growths: Sequence[Growth], *, validate_only: bool = False
-) -> Decision:
+    image: MetadataImage, requests: Sequence[CreatePartitionsTopic], *, validate_only: bool = False
+) -> ControllerResult:
     """Add partitions to each topic independently. The response has CreatePartitions' results."""
     records: list[MetadataRecord] = []
-    results = []
-    for growth in growths:
-        result = {"name": growth.name, "error_code": ErrorCode.none, "error_message": None}
+    results: list[responses.CreatePartitionsTopicResult] = []
+    for request in requests:
+        result: responses.CreatePartitionsTopicResult = {
+            "name": request.name,
+            "error_code": ErrorCode.none,
+            "error_message": None,
+        }
         try:
-            records += _grow(image, growth, RECORDS_PER_DECISION_MAX - len(records))
-        except Refused as refused:
+            records += _grow(image, request, RECORDS_PER_DECISION_MAX - len(records))
+        except TopicChangeRefused as refused:
             result |= {"error_code": refused.code, "error_message": refused.message}
         results.append(result)
-    return Decision([] if validate_only else records, results)
+    return ControllerResult([] if validate_only else records, results)
 
 
-def _grow(image: MetadataImage, growth: Growth, room: int) -> list[MetadataRecord]:
-    topic = image.topics.get(growth.name)
+def _grow(image: MetadataImage, request: CreatePartitionsTopic, room: int) -> list[MetadataRecord]:
+    topic = image.topics.get(request.name)
     if topic is None:
-        raise Refused(
-            ErrorCode.unknown_topic_or_partition, f"Topic '{growth.name}' does not exist."
+        raise TopicChangeRefused(
+            ErrorCode.unknown_topic_or_partition, f"Topic '{request.name}' does not exist."
         )
     present = len(topic.partitions)
-    more = growth.partitions - present
+    more = request.partitions - present
     if more == 0:
-        raise Refused(ErrorCode.invalid_partitions, f"Topic already has {present} partition(s).")
+        raise TopicChangeRefused(
+            ErrorCode.invalid_partitions, f"Topic already has {present} partition(s)."
+        )
     if more < 0:
-        raise Refused(
+        raise TopicChangeRefused(
             ErrorCode.invalid_partitions,
-            f"The topic {growth.name} currently has {present} partition(s); "
-            f"{growth.partitions} would not be an increase.",
+            f"The topic {request.name} currently has {present} partition(s); "
+            f"{request.partitions} would not be an increase.",
         )
     if more > room:
-        raise _too_many()
+        raise _build_too_many_error()
     factor = len(topic.partitions[0].replicas)
-    if growth.assignments is None:
+    if request.assignments is None:
         start = topic.topic_id.int + present
-        assigned = _place(image, partitions=more, factor=factor, start=start)
-    elif len(growth.assignments) != more:
-        raise Refused(
+        assignments = _place(image, partitions=more, factor=factor, start=start)
+    elif len(request.assignments) != more:
+        raise TopicChangeRefused(
             ErrorCode.invalid_replica_assignment,
             f"Attempted to add {more} additional partition(s), but only "
-            f"{len(growth.assignments)} assignment(s) were specified.",
+            f"{len(request.assignments)} assignment(s) were specified.",
         )
     else:
-        assigned = [
-            checked_assignment(image, broker_ids, factor, present + i)
-            for i, broker_ids in enumerate(growth.assignments)
+        assignments = [
+            validate_assignment(image, broker_ids, factor, present + i)
+            for i, broker_ids in enumerate(request.assignments)
         ]
-    return _partitions(image, topic.topic_id, assigned, present)
+    return _build_partition_records(image, topic.topic_id, assignments, present)

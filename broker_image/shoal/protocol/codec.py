@@ -2,7 +2,7 @@
 
 Both follow kio's generated entities and their field names. kio parses durations and timestamps into
 `timedelta` and `datetime`. Writers, and readers of `_PLAIN_TIMES`, take plain milliseconds instead,
-under the name with the suffix `_ms` (`throttle_time_ms`). The modules of a version are
+under the name with the suffix `_parse_ms` (`throttle_time_ms`). The modules of a version are
 imported on first use, so that start-up stays fast.
 
 A mapping for a writer serves all versions: keys that a version lacks are ignored. `check_names`
@@ -25,12 +25,10 @@ from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
-from shoal.protocol import compiler, length_check
+from shoal.protocol import compiler, extensions, length_check
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import WireError
-from shoal.protocol.features import KEY_HASH_MAX as KEY_HASH_MAX
-from shoal.protocol.features import KEY_HASH_VERSION
-from shoal.protocol.schema import Field, Struct, zero
+from shoal.protocol.errors import WireError, to_error_code
+from shoal.protocol.schema import Field, Struct, get_default
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,9 +56,10 @@ _ENTRIES_MAX_OF: dict[int, int] = {
     ApiKey.SHARE_ACKNOWLEDGE: WHOLE_ENTRIES_MAX,
     ApiKey.FETCH: 25_000,
     # Their parsers and answers take longer for an entry.
-    ApiKey.OFFSET_COMMIT: 25_000,
+    ApiKey.OFFSET_COMMIT: 20_100,
+    ApiKey.OFFSET_FETCH: 20_100,
     ApiKey.ADD_PARTITIONS_TO_TXN: 25_000,
-    ApiKey.TXN_OFFSET_COMMIT: 25_000,
+    ApiKey.TXN_OFFSET_COMMIT: 20_100,
     ApiKey.STREAMS_GROUP_HEARTBEAT: 25_000,
     ApiKey.INITIALIZE_SHARE_GROUP_STATE: 25_000,
     ApiKey.READ_SHARE_GROUP_STATE: 25_000,
@@ -106,251 +105,109 @@ _ENTRIES_MAX_OF: dict[int, int] = {
 #: The same for a request with strings that are not UTF-8, or other odd values. Reading these takes
 #: ten times as long. No client needs more.
 ODD_ENTRIES_MAX = 10_000
+_CONTAINERS = (dict, list, tuple)
 #: Maximum size of a body without client records: `ENTRIES_MAX` entries of a usual size. Only
 #: Produce may be larger, up to the frame limit, and it has its own parser.
 BODY_SIZE_MAX = 8 << 20
-_DELAY = Struct(
-    "Delay",
-    True,
-    (
-        Field("first_offset", "int64", default=0),
-        Field("last_offset", "int64", default=0),
-        Field("delivery_count", "int16", default=0),
-        Field("available_timestamp", "int64", default=0),
-    ),
-)
-_DELAYS = (Field("delays", _DELAY, array=True, tag=1000, default=[]),)
-#: Tag of the delay of released records (`protocol.share`).
-RELEASE_DELAY_TAG = 1000
-_RELEASE_DELAY = (Field("release_delay_ms", "int64", tag=RELEASE_DELAY_TAG, default=-1),)
-#: Tag of a closed share session whose held records do not count as delivered.
-UNDELIVERED_TAG = 1000
-_HELD = Struct(
-    "HeldOffsets",
-    True,
-    (
-        Field("first_offset", "int64", default=0),
-        Field("last_offset", "int64", default=0),
-        Field("delivery_count", "int16", default=0),
-    ),
-)
-#: Dead-lettered offsets that hold their keys; in requests, those whose keys are released.
-_HELD_OFFSETS = (Field("held_offsets", _HELD, array=True, tag=1000, default=[]),)
-_FREED_OFFSETS = (Field("freed_offsets", _HELD, array=True, tag=1000, default=[]),)
-#: Progress of a group in the records of a partition whose keys have a hash in a range: all records
-#: below the position are finished, and those in `finished` (`record.finished_offsets`).
-_KEY_RANGE = Struct(
-    "KeyRange",
-    True,
-    (
-        Field("first_hash", "int64", default=0),
-        Field("last_hash", "int64", default=0),
-        Field("position", "int64", default=0),
-        Field("finished", "bytes", default=b""),
-        Field("gap_timestamp", "int64", default=-1),
-    ),
-)
-_KEY_RANGES = (Field("key_ranges", _KEY_RANGE, array=True, tag=1000, default=[]),)
-#: The answer to a commit of key ranges. All records below the stable offset are finished.
-_INDIVIDUAL_COMMIT = Struct(
-    "IndividualCommit",
-    True,
-    (
-        Field("stable_offset", "int64", default=-1),
-        Field("error_message", "string", nullable=True, default=None),
-    ),
-)
-_COMMITTED = (
-    Field("individual_commit", _INDIVIDUAL_COMMIT, nullable=True, tag=1000, default=None),
-)
-#: Fetch: the records of a partition whose keys have a hash in the range (`record.key_hash`).
-_FETCHED_RANGE = Struct(
-    "FetchedKeyRange",
-    True,
-    (Field("first_hash", "int64", default=0), Field("last_hash", "int64", default=0)),
-)
-#: A partition that members of a consumer group share, and the key ranges of one of them.
-_SHARED_PARTITION = Struct(
-    "SharedPartition",
-    True,
-    (
-        Field("topic_id", "uuid"),
-        Field("partition", "int32", default=0),
-        Field("ranges", _FETCHED_RANGE, array=True, default=[]),
-    ),
-)
-_SHARED = Field("key_ranges", _SHARED_PARTITION, array=True, tag=1000, default=[])
-#: How many records a member got of key ranges of a partition since its last report.
-_KEY_LOAD = Struct(
-    "KeyLoad",
-    True,
-    (
-        Field("first_hash", "int64", default=0),
-        Field("last_hash", "int64", default=0),
-        Field("records", "int64", default=0),
-    ),
-)
-_KEY_LOADS = Struct(
-    "KeyLoads",
-    True,
-    (
-        Field("topic_id", "uuid"),
-        Field("partition", "int32", default=0),
-        Field("loads", _KEY_LOAD, array=True, default=[]),
-    ),
-)
-_IN_FLIGHT = Struct(
-    "InFlight",
-    True,
-    (
-        Field("first_offset", "int64", default=0),
-        Field("last_offset", "int64", default=0),
-        Field("state", "int8", default=0),
-        Field("delivery_count", "int16", default=0),
-        Field("member_id", "string", default=""),
-        Field("time_left_ms", "int64", default=-1),
-    ),
-)
-#: Fields of Shoal's brokers and client beyond Kafka's schemas, by API and struct. Their tags are
-#: far above Kafka's, which count up from 0; other readers ignore them. A body without them is read
-#: like Kafka's, without these attributes.
-OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
-    (1, "FetchPartition"): (
-        Field("key_ranges", _FETCHED_RANGE, array=True, tag=1000, default=[]),
-        Field("key_hash_version", "int8", tag=1001, default=KEY_HASH_VERSION),
-    ),
-    # Fetch: the offset from which to read on, as the records may end before it, and the reason of
-    # a refusal.
-    (1, "PartitionData"): (
-        Field("next_offset", "int64", tag=1000, default=-1),
-        Field("error_message", "string", tag=1001, default=""),
-    ),
-    (8, "OffsetCommitRequestPartition"): _KEY_RANGES,
-    (8, "OffsetCommitResponsePartition"): _COMMITTED,
-    # OffsetFetch: whether the response has key ranges, and the most ranges of a partition.
-    (9, "OffsetFetchRequestGroup"): (Field("key_ranges_wanted", "bool", tag=1000, default=False),),
-    (9, "OffsetFetchResponseGroup"): (Field("ranges_max", "int32", tag=1000, default=0),),
-    (9, "OffsetFetchResponsePartitions"): _KEY_RANGES,
-    # TxnOffsetCommit: how long the transaction may wait for its turn, and its first record.
-    (28, "TxnOffsetCommitRequest"): (Field("order_timeout_ms", "int32", tag=1000, default=-1),),
-    (28, "TxnOffsetCommitRequestPartition"): (
-        *_KEY_RANGES,
-        Field("first_offset", "int64", tag=1001, default=-1),
-    ),
-    (28, "TxnOffsetCommitResponsePartition"): _COMMITTED,
-    # ConsumerGroupHeartbeat: what a member owns of shared partitions, the version of its hash of
-    # keys if it may share some, how many records it got of them, and what it is assigned.
-    (68, "ConsumerGroupHeartbeatRequest"): (
-        _SHARED,
-        Field("key_hash_version", "int8", tag=1001, default=0),
-        Field("key_loads", _KEY_LOADS, array=True, tag=1002, default=[]),
-    ),
-    (68, "Assignment"): (_SHARED,),
-    # ConsumerGroupDescribe: whether the response has key ranges.
-    (69, "ConsumerGroupDescribeRequest"): (
-        Field("key_ranges_wanted", "bool", tag=1000, default=False),
-    ),
-    (69, "Member"): (_SHARED,),
-    # Envelope: 16 bytes that stay the same when the request is retried.
-    (58, "EnvelopeRequest"): (Field("request_id", "bytes", tag=1000, default=b""),),
-    (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState response
-    (85, "PartitionData"): _DELAYS,  # WriteShareGroupState
-    (78, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareFetch request
-    (79, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareAcknowledge request
-    (79, "ShareAcknowledgeRequest"): (
-        Field("undelivered", "bool", tag=UNDELIVERED_TAG, default=False),
-    ),
-    (87, "PartitionResult"): _DELAYS,  # ReadShareGroupStateSummary response
-    # The offset in each partition from which the records in flight are listed.
-    (90, "DescribeShareGroupOffsetsRequestTopic"): (
-        Field("in_flight_from", "int64", array=True, tag=1000, default=[]),
-    ),
-    # `next_offset` is where the next page of records in flight begins, -1 after the last one.
-    (90, "DescribeShareGroupOffsetsResponsePartition"): (
-        *_HELD_OFFSETS,
-        Field("in_flight", _IN_FLIGHT, array=True, tag=1001, default=[]),
-        Field("next_offset", "int64", tag=1002, default=-1),
-    ),
-    (91, "AlterShareGroupOffsetsRequestPartition"): _FREED_OFFSETS,
-}
 #: APIs with durations and timestamps that kio refuses, because they are below 0 or above its types'
 #: limits: those of delegation tokens, and DescribeTransactions. These bodies are read as writers
-#: take them: milliseconds under names with the suffix `_ms`.
+#: take them: milliseconds under names with the suffix `_parse_ms`.
 _PLAIN_TIMES = frozenset({38, 39, 40, 65})
+#: The newest version of APIs of which kio lacks it (`newer`).
+_NEWER: dict[int, int] = {
+    ApiKey.API_VERSIONS: 5,
+    ApiKey.TXN_OFFSET_COMMIT: 6,
+    ApiKey.DELETE_GROUPS: 3,
+    ApiKey.BROKER_HEARTBEAT: 2,
+    ApiKey.STREAMS_GROUP_HEARTBEAT: 1,
+    ApiKey.STREAMS_GROUP_DESCRIBE: 1,
+    ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE: 0,
+    ApiKey.UNREGISTER_CONTROLLER: 0,
+}
 _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 
 
-def known_versions(api_key: int) -> range:
-    """Return all versions for which kio has a schema; empty for an unknown API."""
-    name = api_key_map.get(api_key)
+def _get_name(api_key: int) -> str:
+    """Return the name of an API as kio spells it."""
+    return api_key_map.get(api_key) or ApiKey(api_key).name.lower()
+
+
+def find_known_versions(api_key: int) -> range:
+    """Return all versions that have a schema; empty for an unknown API."""
+    name, newest = api_key_map.get(api_key), _NEWER.get(api_key, -1)
     if name is None:
-        return range(0)
-    found = sorted(schema_name_map[name])
-    return range(found[0], found[-1] + 1)
+        return range(newest + 1)
+    versions = sorted(schema_name_map[name])
+    return range(versions[0], max(versions[-1], newest) + 1)
 
 
 @cache
-def entity(api_key: int, version: int, kind: Kind) -> Any:
-    """Return kio's entity class of a request or response."""
+def load_entity(api_key: int, version: int, kind: Kind) -> Any:
+    """Return the entity class of a request or response."""
+    if api_key not in api_key_map or version > max(schema_name_map[api_key_map[api_key]]):
+        from shoal.protocol import newer  # Its imports take time, and few requests need them.
+
+        return newer.ENTITIES[api_key, version, kind is EntityType.request]
     load = load_request_schema if kind is EntityType.request else load_response_schema
     return load(api_key, version)
 
 
 @cache
-def flexible(api_key: int, version: int) -> bool:
+def is_flexible(api_key: int, version: int) -> bool:
     """Whether the request has a flexible body, so also a header with tagged fields (KIP-482)."""
-    return bool(entity(api_key, version, EntityType.request).__flexible__)
+    return bool(load_entity(api_key, version, EntityType.request).__flexible__)
 
 
 # Caches on the way of each request have a flag for the kind: the hash of an Enum is Python code.
 @cache
-def _reader(api_key: int, version: int, is_request: bool) -> Callable[[Any, int], tuple[Any, int]]:
-    return entity_reader(_entity(api_key, version, is_request))
+def _build_reader(
+    api_key: int, version: int, is_request: bool
+) -> Callable[[Any, int], tuple[Any, int]]:
+    return entity_reader(_load_entity(api_key, version, is_request))
 
 
-def _entity(api_key: int, version: int, is_request: bool) -> Any:
-    return entity(api_key, version, EntityType.request if is_request else EntityType.response)
+def _load_entity(api_key: int, version: int, is_request: bool) -> Any:
+    return load_entity(api_key, version, EntityType.request if is_request else EntityType.response)
 
 
-def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
-    """Parse a body into the entity of its version.
+def _read(
+    api_key: int, version: int, is_request: bool, buf: Any, at: int, has_foreign_tags: bool
+) -> Any:
+    """Parse a body of checked lengths into the entity of its version.
 
-    Raises `WireError` if the bytes do not fit the schema.
+    kio's parser is faster than ours, but refuses tags beyond its schema. It also refuses some odd
+    values, which ours takes: only the parser can tell these. Raises `WireError` if the bytes do not
+    fit the schema.
     """
     try:
         if api_key in _PLAIN_TIMES:
-            struct = struct_of(entity(api_key, version, kind))
-            body, _ = compiler.reader(struct)(memoryview(buf), at)
+            struct = build_struct(_load_entity(api_key, version, is_request))
+            body, _ = compiler.get_reader(struct)(memoryview(buf), at)
             _check_nulls(struct, body)
             return _as_attributes(body)
-        is_request = kind is EntityType.request
-        try:
-            return _reader(api_key, version, is_request)(buf, at)[0]
-        except KeyError:  # kio does not have the tag
-            pass
-        except _MALFORMED:
-            if is_request:
-                _length_check(api_key, version, True)(buf, at, ODD_ENTRIES_MAX)
-        return _read_leniently(api_key, version, kind, memoryview(buf), at)
+        if not has_foreign_tags:
+            try:
+                return _build_reader(api_key, version, is_request)(buf, at)[0]
+            except _MALFORMED:
+                if is_request:
+                    _build_length_check(api_key, version, True)(buf, at, ODD_ENTRIES_MAX)
+        cls = _load_entity(api_key, version, is_request)
+        return _read_leniently(api_key, cls, memoryview(buf), at)
     except (WireError, *_MALFORMED) as error:
-        name = api_key_map.get(api_key, str(api_key))
         kind_of_error = "" if isinstance(error, WireError) else f"{type(error).__name__}: "
-        raise WireError(f"{name} v{version}: {kind_of_error}{error}") from None
+        raise WireError(f"{_get_name(api_key)} v{version}: {kind_of_error}{error}") from None
 
 
-def _read_leniently(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
+def _read_leniently(api_key: int, cls: Any, buf: memoryview, at: int) -> Any:
     """Parse a body that kio does not take: it has tags beyond its schema, which readers ignore
-    (KIP-482), strings that are not UTF-8, or truth values other than 0 and 1. `OWN_TAGS` become
-    attributes of their structs.
+    (KIP-482), strings that are not UTF-8, or truth values other than 0 and 1. Fields of
+    `extensions` become attributes of their structs.
     """
-    cls = entity(api_key, version, kind)
-    struct = struct_of(cls)
-    body, _ = compiler.reader(struct)(buf, at)
+    struct = build_struct(cls)
+    body, _ = compiler.get_reader(struct)(buf, at)
     _check_nulls(struct, body)
-    defaults = {
-        f.name: f.default for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields
-    }
-    return _as_attributes(body) if _has(body, defaults) else _builder(cls)(body)
+    has_own = _has_non_default(body, extensions.get_defaults(api_key))
+    return _as_attributes(body) if has_own else _make_builder(cls)(body)
 
 
 def _check_nulls(struct: Struct, body: Mapping[str, Any]) -> None:
@@ -367,22 +224,27 @@ def _check_nulls(struct: Struct, body: Mapping[str, Any]) -> None:
                 raise WireError(f"{field.name} is null")
 
 
-def _has(value: Any, defaults: Mapping[str, Any]) -> bool:
+def _has_non_default(value: Any, defaults: Mapping[str, Any]) -> bool:
     """Whether a field with one of these names has another value than its default, at any depth."""
     if isinstance(value, dict):
         return any(
-            (k in defaults and v != defaults[k]) or _has(v, defaults) for k, v in value.items()
+            (k in defaults and v != defaults[k]) or _has_non_default(v, defaults)
+            for k, v in value.items()
         )
-    return isinstance(value, list) and any(_has(v, defaults) for v in value)
+    return isinstance(value, list) and any(_has_non_default(v, defaults) for v in value)
 
 
 def _as_attributes(value: Any) -> Any:
+    # Most values are numbers and texts. Without calls for these it takes half the time.
     if isinstance(value, dict):
-        return types.SimpleNamespace(**{k: _as_attributes(v) for k, v in value.items()})
-    return [_as_attributes(v) for v in value] if isinstance(value, list | tuple) else value
+        nested = {k: _as_attributes(v) for k, v in value.items() if isinstance(v, _CONTAINERS)}
+        return types.SimpleNamespace(**(value | nested))
+    if isinstance(value, _CONTAINERS):
+        return [_as_attributes(v) if isinstance(v, _CONTAINERS) else v for v in value]
+    return value
 
 
-def largest_count(api_key: int) -> int:
+def find_max_entries(api_key: int) -> int:
     """Return how many entries all arrays of a request may have together."""
     return _ENTRIES_MAX_OF.get(api_key, ENTRIES_MAX)
 
@@ -394,65 +256,67 @@ def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     may be null. The body is checked before it is parsed: kio allocates memory for as many entries
     as an array claims. Four bytes of a hostile request could otherwise end the process.
     """
-    name = api_key_map.get(api_key)
+    name = _get_name(api_key)
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
-        _length_check(api_key, version, True)(buf, at, largest_count(api_key))
+        check = _build_length_check(api_key, version, True)
+        has_foreign_tags = check(buf, at, find_max_entries(api_key))[2]
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
-    return read(api_key, version, EntityType.request, buf, at)
+    return _read(api_key, version, True, buf, at, has_foreign_tags)
 
 
 @cache
-def _length_check(api_key: int, version: int, is_request: bool) -> length_check.LengthCheck:
-    return length_check.compile_check(struct_of(_entity(api_key, version, is_request)))
+def _build_length_check(api_key: int, version: int, is_request: bool) -> length_check.LengthCheck:
+    return length_check.compile_check(build_struct(_load_entity(api_key, version, is_request)))
 
 
 def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """Parse a response body, whose arrays have no more entries than it has bytes."""
     try:
-        _length_check(api_key, version, False)(buf, at, len(buf) - at)
+        check = _build_length_check(api_key, version, False)
+        has_foreign_tags = check(buf, at, len(buf) - at)[2]
     except WireError as error:
-        name = api_key_map.get(api_key)
+        name = _get_name(api_key)
         raise WireError(f"{name} v{version}: {error}") from None
-    return read(api_key, version, EntityType.response, buf, at)
+    return _read(api_key, version, False, buf, at, has_foreign_tags)
 
 
-def writer(api_key: int, version: int, kind: Kind) -> compiler.Writer:
+def get_writer(api_key: int, version: int, kind: Kind) -> compiler.Writer:
     """Return the compiled writer of a request or response body."""
-    return _writer(api_key, version, kind is EntityType.request)
+    return _build_writer(api_key, version, kind is EntityType.request)
 
 
 @cache
-def _writer(api_key: int, version: int, is_request: bool) -> compiler.Writer:
-    return compiler.writer(struct_of(_entity(api_key, version, is_request)))
+def _build_writer(api_key: int, version: int, is_request: bool) -> compiler.Writer:
+    return compiler.get_writer(build_struct(_load_entity(api_key, version, is_request)))
 
 
 def write_request(api_key: int, version: int, body: Mapping[str, Any]) -> bytearray:
     """Encode the body of a request."""
     out = bytearray()
-    writer(api_key, version, EntityType.request)(out, body)
+    get_writer(api_key, version, EntityType.request)(out, body)
     return out
 
 
 def write_response(api_key: int, version: int, body: Mapping[str, Any]) -> bytearray:
     """Encode the body of a response."""
     out = bytearray()
-    writer(api_key, version, EntityType.response)(out, body)
+    get_writer(api_key, version, EntityType.response)(out, body)
     return out
 
 
 @cache
-def struct_of(cls: Any) -> Struct:
+def build_struct(cls: Any) -> Struct:
     """Return the layout of a kio entity."""
     hints = typing.get_type_hints(cls)
-    fields = tuple(_field(f, hints[f.name]) for f in dataclasses.fields(cls))
-    own = OWN_TAGS.get((getattr(cls, "__api_key__", -1), cls.__name__), ())
+    fields = tuple(_build_field(f, hints[f.name]) for f in dataclasses.fields(cls))
+    own = extensions.OWN_FIELDS.get((getattr(cls, "__api_key__", -1), cls.__name__), ())
     return Struct(cls.__name__, bool(cls.__flexible__), fields + own)
 
 
-def _item_type(hint: Any) -> tuple[Any, bool, bool]:
+def _find_item_type(hint: Any) -> tuple[Any, bool, bool]:
     """Return the type of a field, or of an array's items, whether it is an array, and whether it is
     nullable."""
     array = nullable = False
@@ -467,42 +331,42 @@ def _item_type(hint: Any) -> tuple[Any, bool, bool]:
             return hint, array, nullable
 
 
-def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
-    hint, array, nullable = _item_type(hint)
+def _build_field(field: dataclasses.Field[Any], hint: Any) -> Field:
+    hint, array, nullable = _find_item_type(hint)
     name = field.name
     wire = field.metadata.get("kafka_type")
-    kind: str | Struct = struct_of(hint) if wire is None else _DURATIONS.get(wire, wire)
-    default = _plain(field.default)
+    kind: str | Struct = build_struct(hint) if wire is None else _DURATIONS.get(wire, wire)
+    default = _to_plain(field.default)
     if wire in _DURATIONS:
         name += "_ms"
         if nullable:  # kio's None is -1 on the wire
             nullable, default = False, -1
-    if default is dataclasses.MISSING or (default is None and kind == "uuid"):
-        default = None if nullable and not array and kind != "uuid" else zero(kind, array)
+    if default is dataclasses.MISSING or (default is None and kind == "uuid" and not array):
+        default = None if nullable and not array and kind != "uuid" else get_default(kind, array)
     return Field(name, kind, array, nullable, field.metadata.get("tag"), default)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert kio's default to the form of the writers: mappings, integers, milliseconds."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        pairs = zip(struct_of(type(value)).fields, dataclasses.fields(value), strict=True)
-        return {f.name: _plain(getattr(value, g.name)) for f, g in pairs}
+        pairs = zip(build_struct(type(value)).fields, dataclasses.fields(value), strict=True)
+        return {f.name: _to_plain(getattr(value, g.name)) for f, g in pairs}
     if isinstance(value, datetime.timedelta):
-        return ms(value)
+        return to_ms(value)
     if isinstance(value, datetime.datetime):
-        return timestamp_ms(value)
+        return to_timestamp_ms(value)
     return value
 
 
 @cache
-def _builder(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """Return a function that makes kio's entity of a body that `compiler.reader` has parsed."""
+def _make_builder(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """Return a function that makes kio's entity of a body that `compiler.get_reader` has parsed."""
     hints = typing.get_type_hints(cls)
     plans = []
     # The struct's own tags come after kio's fields.
-    for field, layout in zip(dataclasses.fields(cls), struct_of(cls).fields, strict=False):
-        item_type, array, nullable = _item_type(hints[field.name])
-        make = _maker(field.metadata.get("kafka_type"), item_type, nullable=nullable)
+    for field, layout in zip(dataclasses.fields(cls), build_struct(cls).fields, strict=False):
+        item_type, array, nullable = _find_item_type(hints[field.name])
+        make = _find_converter(field.metadata.get("kafka_type"), item_type, nullable=nullable)
         plans.append((field.name, layout.name, make, array))
 
     def build(body: Mapping[str, Any]) -> Any:
@@ -519,32 +383,34 @@ def _builder(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
     return build
 
 
-def _maker(wire: str | None, item_type: Any, *, nullable: bool) -> Callable[[Any], Any] | None:
+def _find_converter(
+    wire: str | None, item_type: Any, *, nullable: bool
+) -> Callable[[Any], Any] | None:
     """Return the function that makes kio's value of a plain one; None where they are the same."""
     if wire is None:
-        return _builder(item_type)
+        return _make_builder(item_type)
     if wire == "error_code":
-        return typing.cast("Callable[[Any], Any]", item_type)
+        return to_error_code
     if wire not in _DURATIONS:
         return None
-    make = _instant if wire == "datetime_i64" else _duration
+    make = _to_instant if wire == "datetime_i64" else _to_duration
     return lambda value: None if nullable and value == -1 else make(value)
 
 
-def _duration(milliseconds: int) -> datetime.timedelta:
+def _to_duration(milliseconds: int) -> datetime.timedelta:
     """Return kio's duration. One of millions of years becomes the longest that there is."""
-    low, high = ms(datetime.timedelta.min), ms(datetime.timedelta.max)
+    low, high = to_ms(datetime.timedelta.min), to_ms(datetime.timedelta.max)
     return max(low, min(milliseconds, high)) * _MILLISECOND
 
 
-def _instant(milliseconds: int) -> datetime.datetime:
+def _to_instant(milliseconds: int) -> datetime.datetime:
     return _EPOCH + milliseconds * _MILLISECOND
 
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
-def ms(duration: datetime.timedelta) -> int:
+def to_ms(duration: datetime.timedelta) -> int:
     """Return the milliseconds of a duration that kio parsed."""
     return duration // _MILLISECOND
 
@@ -552,18 +418,18 @@ def ms(duration: datetime.timedelta) -> int:
 _EPOCH = datetime.datetime.fromtimestamp(0, tz=datetime.UTC)
 
 
-def timestamp_ms(instant: datetime.datetime | None) -> int:
+def to_timestamp_ms(instant: datetime.datetime | None) -> int:
     """Return the epoch milliseconds of a timestamp that kio parsed; -1 for none."""
-    return -1 if instant is None else ms(instant - _EPOCH)
+    return -1 if instant is None else to_ms(instant - _EPOCH)
 
 
 def check_names(api_key: int, kind: Kind, body: Mapping[str, Any]) -> None:
     """Raise `KeyError` for a key of `body`, at any depth, that no version of the API has."""
-    layouts = [struct_of(entity(api_key, v, kind)) for v in known_versions(api_key)]
-    _check(layouts, body, api_key_map[api_key])
+    layouts = [build_struct(load_entity(api_key, v, kind)) for v in find_known_versions(api_key)]
+    _check_fields(layouts, body, _get_name(api_key))
 
 
-def _check(layouts: list[Struct], body: Mapping[str, Any], path: str) -> None:
+def _check_fields(layouts: list[Struct], body: Mapping[str, Any], path: str) -> None:
     for name, value in body.items():
         fields = [f for s in layouts for f in s.fields if f.name == name]
         if not fields:
@@ -571,4 +437,4 @@ def _check(layouts: list[Struct], body: Mapping[str, Any], path: str) -> None:
         below = [f.type for f in fields if isinstance(f.type, Struct)]
         if below and value is not None:
             for item in value if fields[0].array else (value,):
-                _check(below, item, f"{path}.{name}")
+                _check_fields(below, item, f"{path}.{name}")

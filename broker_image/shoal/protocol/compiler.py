@@ -9,7 +9,7 @@ size share one `struct` call.
 from __future__ import annotations
 
 import struct as _struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +24,7 @@ Reader = Callable[[memoryview, int], tuple[dict[str, Any], int]]
 # unique.
 _writers: dict[int, tuple[Writer, Struct]] = {}
 _readers: dict[int, tuple[Reader, Struct]] = {}
+_writers_around: dict[tuple[int, str], tuple[tuple[Writer, Writer], Struct]] = {}
 NO_UUID = bytes(16)
 #: The longest string in bytes. Kafka refuses longer ones in flexible messages, too.
 STRING_SIZE_MAX = 2**15 - 1
@@ -54,7 +55,7 @@ def get_uvarint(buf: memoryview, at: int) -> tuple[int, int]:
 GATHER_SIZE_MIN = 4096
 
 
-class Gather(bytearray):
+class ScatterBuffer(bytearray):
     """A writer's output that holds record data by reference: the buffers of one response.
 
     Only the server uses it, so that fetched batches go from the log to the socket without a copy.
@@ -70,13 +71,13 @@ class Gather(bytearray):
         self._cut.append(data)
         self.clear()
 
-    def parts(self) -> list[bytes | bytearray | memoryview]:
+    def get_parts(self) -> list[bytes | bytearray | memoryview]:
         """Return all output in order."""
         return [*self._cut, self] if self or not self._cut else self._cut
 
 
 def _put_records(out: bytearray, data: Any, compact: bool) -> None:
-    if data is None or len(data) < GATHER_SIZE_MIN or not isinstance(out, Gather):
+    if data is None or len(data) < GATHER_SIZE_MIN or not isinstance(out, ScatterBuffer):
         _put_sized(out, data, compact, False)
     else:
         if compact:
@@ -127,15 +128,15 @@ def _get_sized(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[by
     return bytes(buf[at : at + size]), at + size
 
 
-def _uuid_bytes(value: UUID | None) -> bytes:
+def _to_uuid_bytes(value: UUID | None) -> bytes:
     return NO_UUID if value is None else value.bytes
 
 
-def _uuid(value: bytes) -> UUID | None:
+def _parse_uuid(value: bytes) -> UUID | None:
     return None if value == NO_UUID else UUID(bytes=value)
 
 
-class Source:
+class FunctionSource:
     """The source of one function during compilation, and the objects that it refers to."""
 
     def __init__(self, head: str) -> None:
@@ -147,13 +148,13 @@ class Source:
             "put_records": _put_records,
             "get_sized": _get_sized,
             "from_bytes": int.from_bytes,
-            "uuid_bytes": _uuid_bytes,
-            "uuid": _uuid,
+            "uuid_bytes": _to_uuid_bytes,
+            "uuid": _parse_uuid,
             "decode": decode,
             "WireError": WireError,
         }
 
-    def constant(self, value: Any) -> str:
+    def add_constant(self, value: Any) -> str:
         name = f"c{len(self.names)}"
         self.names[name] = value
         return name
@@ -161,30 +162,30 @@ class Source:
     def add(self, line: str, depth: int = 1) -> None:
         self.lines.append("    " * depth + line)
 
-    def function(self) -> Any:
+    def build_function(self) -> Any:
         exec("\n".join(self.lines), self.names)
         return self.names["f"]
 
 
-def writer(struct: Struct) -> Writer:
+def get_writer(struct: Struct) -> Writer:
     """Return the writer of `struct`, compiled once."""
-    found = _writers.get(id(struct))
-    if found is None:
-        found = (_compile_writer(struct), struct)
-        _writers[id(struct)] = found
-    return found[0]
+    entry = _writers.get(id(struct))
+    if entry is None:
+        entry = (_compile_writer(struct), struct)
+        _writers[id(struct)] = entry
+    return entry[0]
 
 
-def reader(struct: Struct) -> Reader:
+def get_reader(struct: Struct) -> Reader:
     """Return the reader of `struct`, compiled once. It raises `WireError` on invalid bytes."""
-    found = _readers.get(id(struct))
-    if found is None:
-        found = (_compile_reader(struct), struct)
-        _readers[id(struct)] = found
-    return found[0]
+    entry = _readers.get(id(struct))
+    if entry is None:
+        entry = (_compile_reader(struct), struct)
+        _readers[id(struct)] = entry
+    return entry[0]
 
 
-def fixed_runs(fields: list[Field]) -> list[list[Field]]:
+def group_fixed_runs(fields: list[Field]) -> list[list[Field]]:
     """Group adjacent scalars of fixed size; every other field stays alone."""
     runs: list[list[Field]] = []
     for field in fields:
@@ -199,43 +200,75 @@ def is_fixed(field: Field) -> bool:
     return isinstance(field.type, str) and field.type in FIXED and not field.array
 
 
+def get_writers_around(struct: Struct, name: str) -> tuple[Writer, Writer]:
+    """Return the writers of the fields before the array of that name, and of those after it."""
+    entry = _writers_around.get((id(struct), name))
+    if entry is None:
+        plain = [f for f in struct.fields if f.tag is None]
+        at = [f.name for f in plain].index(name)
+        before = _compile_fields(plain[:at], struct.flexible).build_function()
+        entry = ((before, _compile_end(plain[at + 1 :], struct)), struct)
+        _writers_around[id(struct), name] = entry
+    return entry[0]
+
+
+def put_count(out: bytearray, entries: Sequence[Any] | None, flexible: bool) -> None:
+    """Write the number of entries of an array."""
+    count = -1 if entries is None else len(entries)
+    if flexible:
+        put_uvarint(out, count + 1)
+    else:
+        out += count.to_bytes(4, "big", signed=True)
+
+
 def _compile_writer(struct: Struct) -> Writer:
-    src = Source("def f(out, v):")
-    src.add("get = v.get")
-    plain = [f for f in struct.fields if f.tag is None]
-    for run in fixed_runs(plain):
-        if is_fixed(run[0]):
-            pack = src.constant(_struct.Struct(">" + "".join(FIXED[str(f.type)] for f in run)).pack)
-            args = ", ".join(_scalar(src, f) for f in run)
-            src.add(f"out += {pack}({args})")
-        else:
-            default = src.constant(run[0].default)
-            src.add(f"x = get({run[0].name!r}, {default})")
-            _write_value(src, run[0], struct.flexible, 1)
+    return _compile_end([f for f in struct.fields if f.tag is None], struct)
+
+
+def _compile_end(plain: list[Field], struct: Struct) -> Writer:
+    """Compile the writer of the last fields of a struct, and of its tagged ones."""
+    src = _compile_fields(plain, struct.flexible)
     if struct.flexible:
         _write_tagged(src, [f for f in struct.fields if f.tag is not None])
-    return src.function()
+    return src.build_function()
 
 
-def _scalar(src: Source, field: Field) -> str:
-    value = f"get({field.name!r}, {src.constant(field.default)})"
+def _compile_fields(plain: list[Field], flexible: bool) -> FunctionSource:
+    src = FunctionSource("def f(out, v):")
+    src.add("get = v.get")
+    for run in group_fixed_runs(plain):
+        if is_fixed(run[0]):
+            pack = src.add_constant(
+                _struct.Struct(">" + "".join(FIXED[str(f.type)] for f in run)).pack
+            )
+            args = ", ".join(_format_scalar(src, f) for f in run)
+            src.add(f"out += {pack}({args})")
+        else:
+            default = src.add_constant(run[0].default)
+            src.add(f"x = get({run[0].name!r}, {default})")
+            _write_value(src, run[0], flexible, 1)
+    return src
+
+
+def _format_scalar(src: FunctionSource, field: Field) -> str:
+    value = f"get({field.name!r}, {src.add_constant(field.default)})"
     return f"uuid_bytes({value})" if field.type == "uuid" else value
 
 
-def _write_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
+def _write_value(src: FunctionSource, field: Field, flexible: bool, depth: int) -> None:
     """Generate code that writes `x`, a value of the field's type."""
     if field.array:
         _write_count(src, flexible, depth)
-        each = "for x in x or ():"
+        loop = "for x in x or ():"
         if isinstance(field.type, Struct):
-            src.add(f"w = {src.constant(writer(field.type))}", depth)
-            src.add(each, depth)
+            src.add(f"w = {src.add_constant(get_writer(field.type))}", depth)
+            src.add(loop, depth)
             src.add("w(out, x)", depth + 1)
         else:
-            src.add(each, depth)
+            src.add(loop, depth)
             _write_one(src, str(field.type), flexible, depth + 1)
     elif isinstance(field.type, Struct):
-        call = f"{src.constant(writer(field.type))}(out, x)"
+        call = f"{src.add_constant(get_writer(field.type))}(out, x)"
         if field.nullable:
             # Kafka writes null as -1; in a tag, where lengths are unsigned, as 0.
             src.add(f"if x is None: out.append({255 if field.tag is None else 0})", depth)
@@ -246,20 +279,20 @@ def _write_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
         _write_one(src, str(field.type), flexible, depth)
 
 
-def _write_count(src: Source, flexible: bool, depth: int) -> None:
+def _write_count(src: FunctionSource, flexible: bool, depth: int) -> None:
     """Generate code that writes the number of entries of `x`. Most have one byte."""
     if flexible:
         src.add("n = 0 if x is None else len(x) + 1", depth)
         src.add("if n <= 0x7F: out.append(n)", depth)
         src.add("else: put_uvarint(out, n)", depth)
     else:
-        pack = src.constant(_struct.Struct(">i").pack)
+        pack = src.add_constant(_struct.Struct(">i").pack)
         src.add(f"out += {pack}(-1 if x is None else len(x))", depth)
 
 
-def _write_one(src: Source, kind: str, flexible: bool, depth: int) -> None:
+def _write_one(src: FunctionSource, kind: str, flexible: bool, depth: int) -> None:
     if kind in FIXED:
-        pack = src.constant(_struct.Struct(">" + FIXED[kind]).pack)
+        pack = src.add_constant(_struct.Struct(">" + FIXED[kind]).pack)
         src.add(f"out += {pack}({'uuid_bytes(x)' if kind == 'uuid' else 'x'})", depth)
     elif kind == "records":
         src.add(f"put_records(out, x, {flexible})", depth)
@@ -267,13 +300,13 @@ def _write_one(src: Source, kind: str, flexible: bool, depth: int) -> None:
         src.add(f"put_sized(out, x, {flexible}, {kind == 'string'})", depth)
 
 
-def _write_tagged(src: Source, tagged: list[Field]) -> None:
+def _write_tagged(src: FunctionSource, tagged: list[Field]) -> None:
     if not tagged:
         src.add("out.append(0)")
         return
     src.add("tags = []; body = out")
     for field in sorted(tagged, key=lambda f: f.tag or 0):
-        default = src.constant(field.default)
+        default = src.add_constant(field.default)
         src.add(f"x = get({field.name!r}, {default})")
         src.add(f"if x != {default}:")
         src.add("out = bytearray()", 2)
@@ -286,16 +319,16 @@ def _write_tagged(src: Source, tagged: list[Field]) -> None:
 
 
 def _compile_reader(struct: Struct) -> Reader:
-    src = Source("def f(buf, at):")
+    src = FunctionSource("def f(buf, at):")
     plain = [f for f in struct.fields if f.tag is None]
     src.add("v = {}")
-    for run in fixed_runs(plain):
+    for run in group_fixed_runs(plain):
         if is_fixed(run[0]):
             code = _struct.Struct(">" + "".join(FIXED[str(f.type)] for f in run))
             names = ", ".join(f"v[{f.name!r}]" for f in run)
             src.add(f"if at + {code.size} > len(buf): raise WireError('the message ends early')")
             src.add(
-                f"{names}{',' if len(run) == 1 else ''} = {src.constant(code.unpack_from)}"
+                f"{names}{',' if len(run) == 1 else ''} = {src.add_constant(code.unpack_from)}"
                 f"(buf, at); at += {code.size}"
             )
             for f in run:
@@ -305,14 +338,14 @@ def _compile_reader(struct: Struct) -> Reader:
             _read_value(src, run[0], struct.flexible, 1)
     for f in struct.fields:
         if f.tag is not None:
-            src.add(f"v[{f.name!r}] = {src.constant(f.default)}")
+            src.add(f"v[{f.name!r}] = {src.add_constant(f.default)}")
     if struct.flexible:
         _read_tagged(src, [f for f in struct.fields if f.tag is not None])
     src.add("return v, at")
-    return _bounded(src.function())
+    return _wrap_reader(src.build_function())
 
 
-def _bounded(function: Reader) -> Reader:
+def _wrap_reader(function: Reader) -> Reader:
     def read(buf: memoryview, at: int) -> tuple[dict[str, Any], int]:
         try:
             return function(buf, at)
@@ -322,7 +355,7 @@ def _bounded(function: Reader) -> Reader:
     return read
 
 
-def read_size(src: Source, name: str, flexible: bool, short: bool, depth: int) -> None:
+def read_size(src: FunctionSource, name: str, flexible: bool, short: bool, depth: int) -> None:
     """Generate code that reads a length into a variable of that name, -1 for null."""
     if flexible:
         src.add(f"{name} = buf[at]; at += 1", depth)
@@ -334,7 +367,7 @@ def read_size(src: Source, name: str, flexible: bool, short: bool, depth: int) -
         src.add(f"at += {width}", depth)
 
 
-def _read_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
+def _read_value(src: FunctionSource, field: Field, flexible: bool, depth: int) -> None:
     name = f"v[{field.name!r}]"
     if field.array:
         read_size(src, "n", flexible, False, depth)
@@ -356,12 +389,12 @@ def _read_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
         src.add(f"{name} = x", depth)
 
 
-def _read_one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> None:
+def _read_one(src: FunctionSource, kind: str | Struct, flexible: bool, depth: int) -> None:
     if isinstance(kind, Struct):
-        src.add(f"x, at = {src.constant(reader(kind))}(buf, at)", depth)
+        src.add(f"x, at = {src.add_constant(get_reader(kind))}(buf, at)", depth)
     elif kind in FIXED:
         code = _struct.Struct(">" + FIXED[kind])
-        src.add(f"x = {src.constant(code.unpack_from)}(buf, at)[0]; at += {code.size}", depth)
+        src.add(f"x = {src.add_constant(code.unpack_from)}(buf, at)[0]; at += {code.size}", depth)
         if kind == "uuid":
             src.add("x = uuid(x)", depth)
     else:
@@ -370,7 +403,7 @@ def _read_one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> No
             src.add("if x is not None: x = decode(x)", depth)
 
 
-def _read_tagged(src: Source, tagged: list[Field]) -> None:
+def _read_tagged(src: FunctionSource, tagged: list[Field]) -> None:
     src.add("n, at = get_uvarint(buf, at)")
     src.add("for _ in range(n):")
     src.add("tag, at = get_uvarint(buf, at); size, at = get_uvarint(buf, at); end = at + size", 2)

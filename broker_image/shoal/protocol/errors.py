@@ -5,7 +5,27 @@
 
 from kio.schema.errors import ErrorCode
 
-__all__ = ["ApiError", "ErrorCode", "WireError"]
+__all__ = ["ApiError", "ErrorCode", "WireError", "get_error_name", "to_error_code"]
+
+#: An error of Kafka 4.4, after the end of kio's table.
+CONTROLLER_ID_NOT_REGISTERED = 136
+_NEWER = {CONTROLLER_ID_NOT_REGISTERED: "CONTROLLER_ID_NOT_REGISTERED"}
+
+
+def to_error_code(code: int) -> ErrorCode:
+    """Return an error of Kafka's table; UNKNOWN_SERVER_ERROR for one that is newer than kio's."""
+    try:
+        return ErrorCode(code)
+    except ValueError:
+        return ErrorCode.unknown_server_error
+
+
+def get_error_name(code: int) -> str:
+    """Return Kafka's name of an error code, or the code itself if it is newer than we are."""
+    try:
+        return ErrorCode(code).name.upper()
+    except ValueError:
+        return _NEWER.get(int(code), f"error {int(code)}")
 
 
 class WireError(Exception):

@@ -22,6 +22,6 @@ _OF_0_1 = {
 #: kraft.version is left out: it concerns changes of voters.
 RELEASE_FEATURES: Mapping[str, Mapping[str, int]] = {
     "0.1": _OF_0_1,
-    # 0.2 has no new ones.
-    "0.2": _OF_0_1,
+    # Networks as hosts of ACLs, and the registrations of controllers.
+    "0.2": {**_OF_0_1, "metadata.version": 33},
 }

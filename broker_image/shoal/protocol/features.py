@@ -12,9 +12,15 @@ HEADERS_ONLY_FEATURE = "shoal.share.headers.only"
 HEADERS_ONLY = 0x10
 #: Releases may have a delay. A broker without the feature would release at once.
 RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
+#: Releases and rejections may have a reason (`protocol.reasons`). A broker without the feature
+#: would ignore it.
+FAILURE_REASON_FEATURE = "shoal.share.failure.reason"
 #: AlterShareGroupOffsets releases keys that dead-lettered records hold. A broker without the
 #: feature would reset offsets.
 HELD_KEYS_FEATURE = "shoal.share.held.keys"
+#: AlterShareGroupOffsets cancels records in the partitions that the broker leads. A broker without
+#: the feature would reset offsets.
+CANCEL_FEATURE = "shoal.share.cancel"
 #: OffsetCommit, TxnOffsetCommit and OffsetFetch have key ranges with finished offsets. A broker
 #: without the feature would commit only the position.
 INDIVIDUAL_COMMIT_FEATURE = "shoal.group.individual.commit"
@@ -36,11 +42,15 @@ KEY_HASH_VERSION = 1
 KEY_HASH_MAX = 2**63 - 1
 #: Maximum number of key ranges of a partition in a Fetch request.
 KEY_RANGES_MAX = 1_000
+#: Offsets that one request may cancel, in all its partitions: some milliseconds of work.
+CANCELLED_MAX = 1_000
 #: All features.
 FEATURES = (
     HEADERS_ONLY_FEATURE,
     RELEASE_DELAY_FEATURE,
+    FAILURE_REASON_FEATURE,
     HELD_KEYS_FEATURE,
+    CANCEL_FEATURE,
     INDIVIDUAL_COMMIT_FEATURE,
     IN_FLIGHT_FEATURE,
     KEY_RANGES_FEATURE,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shoal.protocol import codec, compiler
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
+from shoal.protocol.schema import TAGS_MAX
 from shoal.protocol.text import decode
 
 _HEAD = struct.Struct(">hhih")
@@ -50,8 +51,8 @@ def read_request_header(
     if at > size:
         raise WireError(f"a client id of {length} bytes in a request of {size}")
     client_id = None if length < 0 else decode(frame[10:at])
-    if version in (codec.known_versions(api_key) if supported is None else supported):
-        if codec.flexible(api_key, version):
+    if version in (codec.find_known_versions(api_key) if supported is None else supported):
+        if codec.is_flexible(api_key, version):
             at = at + 1 if at < size and frame[at] == 0 else _skip_tags(memoryview(frame), at)
     else:
         at = size
@@ -61,6 +62,8 @@ def read_request_header(
 def _skip_tags(frame: memoryview, at: int) -> int:
     try:
         count, at = compiler.get_uvarint(frame, at)
+        if count > TAGS_MAX:
+            raise WireError(f"a header with {count} tagged fields")
         for _ in range(count):
             _, at = compiler.get_uvarint(frame, at)
             size, at = compiler.get_uvarint(frame, at)
@@ -72,24 +75,26 @@ def _skip_tags(frame: memoryview, at: int) -> int:
     return at
 
 
-def response_head(api_key: int, api_version: int, correlation_id: int) -> bytes:
+def build_response_head(api_key: int, api_version: int, correlation_id: int) -> bytes:
     """Return the bytes of the response header."""
     head = correlation_id.to_bytes(4, "big", signed=True)
-    if api_key != ApiKey.API_VERSIONS and codec.flexible(api_key, api_version):
+    if api_key != ApiKey.API_VERSIONS and codec.is_flexible(api_key, api_version):
         return head + b"\x00"
     return head
 
 
-def sized_response_head(header: RequestHeader, body_size: int) -> bytes:
+def build_sized_response_head(header: RequestHeader, body_size: int) -> bytes:
     """Return the size prefix and header of a response."""
     api_key = header.api_key
-    if codec.flexible(api_key, header.api_version) and api_key != _API_VERSIONS:
+    if codec.is_flexible(api_key, header.api_version) and api_key != _API_VERSIONS:
         return _SIZED_TAGGED.pack(body_size + 5, header.correlation_id, 0)
     return _SIZED.pack(body_size + 4, header.correlation_id)
 
 
-def request_head(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
+def build_request_head(
+    api_key: int, api_version: int, correlation_id: int, client_id: str
+) -> bytes:
     """Return the request header's bytes, for Shoal's client."""
     name = client_id.encode()
     head = _HEAD.pack(api_key, api_version, correlation_id, len(name)) + name
-    return head + b"\x00" if codec.flexible(api_key, api_version) else head
+    return head + b"\x00" if codec.is_flexible(api_key, api_version) else head

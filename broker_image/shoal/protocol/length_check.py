@@ -2,9 +2,9 @@
 
 The check walks a message without decoding it. It verifies that arrays hold the bytes that they
 claim, that all arrays together have at most a given number of entries, and that no string is longer
-than Kafka admits. The codec runs it on every request before a parser trusts the lengths in it. A
-check is compiled from a `Struct`, as readers and writers are (see `compiler`). It allocates no
-memory.
+than Kafka admits. The codec runs it on every request before a parser trusts the lengths in it, and
+chooses the parser by the tags that the check has met. A check is compiled from a `Struct`, as
+readers and writers are (see `compiler`). It allocates no memory for entries.
 """
 
 from __future__ import annotations
@@ -13,60 +13,72 @@ import struct as _struct
 from collections.abc import Callable
 from typing import Any
 
-from shoal.protocol.compiler import STRING_SIZE_MAX, Source, fixed_runs, is_fixed, read_size
+from shoal.protocol.compiler import (
+    STRING_SIZE_MAX,
+    FunctionSource,
+    group_fixed_runs,
+    is_fixed,
+    read_size,
+)
 from shoal.protocol.errors import WireError
-from shoal.protocol.schema import FIXED, Field, Struct
+from shoal.protocol.extensions import TAG_MIN
+from shoal.protocol.schema import FIXED, TAGS_MAX, Field, Struct
 
 #: Takes a buffer, an offset and the allowed number of array entries. Returns the offset after the
-#: message and the remaining number of entries. Raises `WireError`, also for a null array in a field
-#: that is not nullable.
-LengthCheck = Callable[[Any, int, int], tuple[int, int]]
+#: message, the remaining number of entries, and whether the message has tags beyond Kafka's schema
+#: of its version, our own (`extensions`) or unknown ones, or a tag of another size than its value,
+#: with which it could have some where kio looks for them. Raises `WireError`, also for a null array
+#: in a field that is not nullable.
+LengthCheck = Callable[[Any, int, int], tuple[int, int, bool]]
+#: The same for a struct in a message. It appends the tags to a list.
+_StructCheck = Callable[[Any, int, int, list[int]], tuple[int, int]]
 
-_checks: dict[int, tuple[LengthCheck, Struct]] = {}
+_checks: dict[int, tuple[_StructCheck, Struct]] = {}
 _WIDTH = {kind: _struct.calcsize(">" + code) for kind, code in FIXED.items()}
 
 
 def compile_check(struct: Struct) -> LengthCheck:
     """Return the check of a whole message."""
-    inner = _inner(struct)
+    inner = _get_check(struct)
 
-    def check(buf: Any, at: int, left: int) -> tuple[int, int]:
+    def check(buf: Any, at: int, remaining: int) -> tuple[int, int, bool]:
+        foreign: list[int] = []
         try:
-            at, left = inner(buf, at, left)
+            at, remaining = inner(buf, at, remaining, foreign)
         except IndexError:
             raise WireError("the message ends early") from None
         if at > len(buf):
             raise WireError("the message ends early")
-        return at, left
+        return at, remaining, bool(foreign)
 
     return check
 
 
-def _inner(struct: Struct) -> LengthCheck:
+def _get_check(struct: Struct) -> _StructCheck:
     """Return the check of one struct, compiled once.
 
     It may raise `IndexError` or return an offset past the end.
     """
-    found = _checks.get(id(struct))
-    if found is None:
-        found = _checks[id(struct)] = (_compile(struct), struct)
-    return found[0]
+    entry = _checks.get(id(struct))
+    if entry is None:
+        entry = _checks[id(struct)] = (_compile(struct), struct)
+    return entry[0]
 
 
-def _compile(struct: Struct) -> LengthCheck:
-    src = Source("def f(buf, at, left):")
-    for run in fixed_runs([f for f in struct.fields if f.tag is None]):
+def _compile(struct: Struct) -> _StructCheck:
+    src = FunctionSource("def f(buf, at, left, foreign):")
+    for run in group_fixed_runs([f for f in struct.fields if f.tag is None]):
         if is_fixed(run[0]):
             src.add(f"at += {sum(_WIDTH[str(f.type)] for f in run)}")
         else:
-            _field(src, run[0], struct.flexible, 1)
+            _add_field_check(src, run[0], struct.flexible, 1)
     if struct.flexible:
-        _tagged(src, [f for f in struct.fields if f.tag is not None])
+        _add_tagged_check(src, [f for f in struct.fields if f.tag is not None])
     src.add("return at, left")
-    return src.function()
+    return src.build_function()
 
 
-def _field(src: Source, field: Field, flexible: bool, depth: int) -> None:
+def _add_field_check(src: FunctionSource, field: Field, flexible: bool, depth: int) -> None:
     if field.array:
         read_size(src, "n", flexible, False, depth)
         if not field.nullable:
@@ -80,19 +92,19 @@ def _field(src: Source, field: Field, flexible: bool, depth: int) -> None:
             src.add(f"at += n * {_WIDTH[field.type]}", depth + 1)
         else:
             src.add("for _ in range(n):", depth + 1)
-            _one(src, field.type, flexible, depth + 2)
+            _add_value_check(src, field.type, flexible, depth + 2)
     elif isinstance(field.type, Struct) and field.nullable:
         src.add("at += 1", depth)
         # The parser reads -1 as null and any other byte as present.
         src.add(f"if buf[at - 1] {'!= 255' if field.tag is None else '== 1'}:", depth)
-        _one(src, field.type, flexible, depth + 1)
+        _add_value_check(src, field.type, flexible, depth + 1)
     else:
-        _one(src, field.type, flexible, depth)
+        _add_value_check(src, field.type, flexible, depth)
 
 
-def _one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> None:
+def _add_value_check(src: FunctionSource, kind: str | Struct, flexible: bool, depth: int) -> None:
     if isinstance(kind, Struct):
-        src.add(f"at, left = {src.constant(_inner(kind))}(buf, at, left)", depth)
+        src.add(f"at, left = {src.add_constant(_get_check(kind))}(buf, at, left, foreign)", depth)
     elif kind in FIXED:
         src.add(f"at += {_WIDTH[kind]}", depth)
     else:
@@ -102,17 +114,21 @@ def _one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> None:
         src.add("if m > 0: at += m", depth)
 
 
-def _tagged(src: Source, tagged: list[Field]) -> None:
+def _add_tagged_check(src: FunctionSource, tagged: list[Field]) -> None:
     """Count each tagged field as one entry, known or unknown."""
     src.add("n = buf[at]; at += 1")
     src.add("if n:")
     src.add("n, at = get_uvarint(buf, at - 1)", 2)
     src.add("left -= n", 2)
-    src.add("if left < 0: raise WireError('too many tagged fields')", 2)
+    src.add(f"if left < 0 or n > {TAGS_MAX}: raise WireError('too many tagged fields')", 2)
     src.add("for _ in range(n):", 2)
     src.add("tag, at = get_uvarint(buf, at); size, at = get_uvarint(buf, at); end = at + size", 3)
     src.add("if end > len(buf): raise WireError('a tagged field past the end')", 3)
+    kafkas = [field.tag for field in tagged if field.tag is not None and field.tag < TAG_MIN]
+    src.add(f"if tag not in {src.add_constant(frozenset(kafkas))}: foreign.append(tag)", 3)
     for field in tagged:
         src.add(f"if tag == {field.tag}:", 3)
-        _field(src, field, True, 4)
+        _add_field_check(src, field, True, 4)
+        # kio would go on where the value ends, and find other tags than these.
+        src.add("if at != end: foreign.append(tag)", 4)
     src.add("at = end", 3)

@@ -1,7 +1,7 @@
 """Message layouts as data: structs of typed fields, and the versions of each field.
 
 A `Struct` comes from one of two sources: kio's generated entities (every API of the protocol, see
-`codec`), or `Message` tables for the records of internal topics, which kio lacks. `compiler`
+`codec`), or `MessageSpec` tables for the records of internal topics, which kio lacks. `compiler`
 compiles readers and writers from a `Struct`.
 
 Layout rules (KIP-482): flexible structs use compact lengths (uvarint of length + 1) and end with
@@ -26,6 +26,8 @@ FIXED = {
     "error_code": "h",
     "uuid": "16s",
 }
+#: Maximum number of tagged fields of a struct or a header. As in Kafka 4.4, more are refused.
+TAGS_MAX = 10_000
 #: Types of variable size.
 SIZED = ("string", "bytes", "records")
 
@@ -54,7 +56,7 @@ class Struct:
 ALL = range(1 << 15)
 
 
-def versions(text: str) -> range:
+def parse_versions(text: str) -> range:
     """Parse a range in Kafka's notation: `0+`, `3`, `1-2`, `none`."""
     if text == "none":
         return range(0)
@@ -67,15 +69,15 @@ def versions(text: str) -> range:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A field of a `Message`, with the versions in which it exists, is nullable, and is tagged.
+class FieldSpec:
+    """A field of a `MessageSpec`, with the versions in which it exists, is nullable, and is tagged.
 
     `type` is a name as in `Field`, `[]name` for an array, or a tuple of columns for an array of
     structs. With `struct` the tuple is one nested struct instead of an array.
     """
 
     name: str
-    type: str | tuple[Column, ...]
+    type: str | tuple[FieldSpec, ...]
     versions: str = "0+"
     nullable: str = "none"
     tagged: str = "none"
@@ -85,51 +87,59 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageSpec:
     """A record layout in all its versions, as in Kafka's JSON schemas."""
 
     name: str
     versions: str
-    columns: tuple[Column, ...]
+    columns: tuple[FieldSpec, ...]
     flexible: str = "none"
     _cache: dict[int, Struct] = field(default_factory=dict, compare=False, repr=False)
 
-    def at(self, version: int) -> Struct:
+    def get_struct(self, version: int) -> Struct:
         """Return the layout of one version. Raises `ValueError` if it does not exist."""
-        if version not in versions(self.versions):
+        if version not in parse_versions(self.versions):
             raise ValueError(f"{self.name} has no version {version}, only {self.versions}")
-        found = self._cache.get(version)
-        if found is None:
-            flexible = version in versions(self.flexible)
-            found = self._cache[version] = _struct(self.name, self.columns, version, flexible)
-        return found
+        layout = self._cache.get(version)
+        if layout is None:
+            flexible = version in parse_versions(self.flexible)
+            layout = self._cache[version] = _build_struct(
+                self.name, self.columns, version, flexible
+            )
+        return layout
 
 
-def _struct(name: str, columns: tuple[Column, ...], version: int, flexible: bool) -> Struct:
+def _build_struct(
+    name: str, columns: tuple[FieldSpec, ...], version: int, flexible: bool
+) -> Struct:
     return Struct(
         name,
         flexible,
-        tuple(_field(c, version, flexible) for c in columns if version in versions(c.versions)),
+        tuple(
+            _build_field(c, version, flexible)
+            for c in columns
+            if version in parse_versions(c.versions)
+        ),
     )
 
 
-def _field(column: Column, version: int, flexible: bool) -> Field:
+def _build_field(column: FieldSpec, version: int, flexible: bool) -> Field:
     array = not column.struct
     kind: str | Struct
     if isinstance(column.type, tuple):
-        kind = _struct(column.name, column.type, version, flexible)
+        kind = _build_struct(column.name, column.type, version, flexible)
     else:
         array = column.type.startswith("[]")
         kind = column.type.removeprefix("[]")
-    tag = column.tag if version in versions(column.tagged) else None
-    nullable = version in versions(column.nullable)
+    tag = column.tag if version in parse_versions(column.tagged) else None
+    nullable = version in parse_versions(column.nullable)
     default = column.default
     if default is None and not nullable:
-        default = zero(kind, array)
+        default = get_default(kind, array)
     return Field(column.name, kind, array, nullable, tag, default)
 
 
-def zero(kind: str | Struct, array: bool) -> Any:
+def get_default(kind: str | Struct, array: bool) -> Any:
     """Return the default value of an absent field of that type."""
     if array:
         return ()

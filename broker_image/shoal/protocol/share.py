@@ -15,14 +15,17 @@ from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from shoal.protocol.codec import (
-    BODY_SIZE_MAX,
-    RELEASE_DELAY_TAG,
-    UNDELIVERED_TAG,
-    WHOLE_ENTRIES_MAX,
-)
+from shoal.protocol.codec import BODY_SIZE_MAX, WHOLE_ENTRIES_MAX
 from shoal.protocol.compiler import STRING_SIZE_MAX, get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
+from shoal.protocol.extensions import (
+    CANCELLED_TAG,
+    FAILURE_REASON_TAG,
+    RELEASE_DELAY_TAG,
+    UNDELIVERED_TAG,
+)
+from shoal.protocol.reasons import REASONS_MAX, REQUEST_BYTES_MAX
+from shoal.protocol.schema import TAGS_MAX
 from shoal.protocol.text import decode
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ _FETCH_RESPONSE_HEAD = struct.Struct(">ih")
 _PARTITION_HEAD = struct.Struct(">ihBhB")
 _LEADER = struct.Struct(">iiB")
 _ACQUIRED = struct.Struct(">qqhx")
+_CANCELLED = struct.Struct(">qqB")
 #: The bytes after the epoch if one batch of one partition is acknowledged, as a worker does that
 #: commits each record: counts (+1), topic id, index, offsets, type, and no tags.
 _ALONE = struct.Struct(">B16sBiBqqB1s4s")
@@ -79,13 +83,16 @@ class InFlightState(IntEnum):
     DELAYED = 7
     #: An earlier record of its key is in flight.
     BEHIND_KEY = 8
+    #: Its tenant is at a limit of the group, or is paused.
+    BEHIND_LIMIT = 9
 
 
-class InFlight(NamedTuple):
+class InFlightRecords(NamedTuple):
     """Consecutive records in flight that wait for the same.
 
     `member_id` is empty unless a member holds them. `time_left_ms` is the time until the lock, the
-    back-off or the delay ends; -1 for none.
+    back-off or the delay ends; -1 for none. `failure` is the last reason that a member gave, in a
+    line; empty if there is none.
     """
 
     first_offset: int
@@ -94,14 +101,38 @@ class InFlight(NamedTuple):
     delivery_count: int
     member_id: str
     time_left_ms: int
+    failure: str = ""
 
 
-uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
-_text_of = lru_cache(4096)(decode)
+class CancelOutcome(IntEnum):
+    """What a request to cancel a record did, in Shoal's extension of AlterShareGroupOffsets."""
+
+    #: It waited, and the group does not get it.
+    CANCELLED = 0
+    #: A member holds it, and it is marked: it is not delivered again.
+    IN_FLIGHT = 1
+    #: Its delivery was complete before, or the group has begun behind it.
+    DONE = 2
+    #: The log does not have it yet.
+    NOT_FOUND = 3
+
+
+class CancelledRecords(NamedTuple):
+    """Consecutive offsets with the same outcome."""
+
+    first_offset: int
+    last_offset: int
+    outcome: CancelOutcome
+
+
+parse_uuid_bytes = lru_cache(4096)(lambda data: UUID(bytes=data))
+_decode_text = lru_cache(4096)(decode)
 
 #: First offset, last offset, and acknowledge types: one for all or one per offset. Shoal's client
-#: may add the delay of a release in milliseconds.
-AcknowledgementBatch = tuple[int, int, bytes] | tuple[int, int, bytes, int]
+#: may add the delay of a release in milliseconds, and the encoded reason (`reasons`).
+AcknowledgementBatch = (
+    tuple[int, int, bytes] | tuple[int, int, bytes, int] | tuple[int, int, bytes, int | None, bytes]
+)
 Acknowledgements = list[tuple[UUID, list[tuple[int, list[AcknowledgementBatch]]]]]
 
 
@@ -130,7 +161,7 @@ class ShareAcknowledgeRequest(NamedTuple):
     undelivered: bool = False
 
 
-class PartitionRecords(NamedTuple):
+class ShareFetchPartition(NamedTuple):
     """One partition of a fetch response. `records` are batches as buffers."""
 
     partition: int
@@ -146,21 +177,23 @@ class PartitionRecords(NamedTuple):
     acquired_encoded: bytes = b""
 
 
-class PartitionError(NamedTuple):
+class ShareAcknowledgePartition(NamedTuple):
     """One partition of an acknowledge response."""
 
     partition: int
     error_code: int = 0
     error_message: str | None = None
     current_leader: tuple[int, int] = (0, 0)
+    #: Shoal's extension: first and last offsets of cancelled records whose locks are not renewed.
+    cancelled: Sequence[tuple[int, int]] = ()
 
 
 def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
     """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
     _check_size(frame)
     try:
-        group_id, at = _id(frame, at)
-        member_id, at = _id(frame, at)
+        group_id, at = _read_id(frame, at)
+        member_id, at = _read_id(frame, at)
         head = _FETCH_HEAD.unpack_from(frame, at)
         epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size = head
         at += _FETCH_HEAD.size
@@ -169,8 +202,8 @@ def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
             mode, renew = frame[at], frame[at + 1] != 0
             mode -= (mode & 0x80) << 1
             at += 2
-        topics, at = _topics(frame, at)
-        forgotten, at = _forgotten(frame, at)
+        topics, at = _read_topics(frame, at)
+        forgotten, at = _read_forgotten(frame, at)
         _skip_tags(frame, at)
     except (IndexError, ValueError, struct.error) as error:
         raise WireError(f"a share fetch that does not fit its layout: {error}") from None
@@ -194,8 +227,8 @@ def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowled
     """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
     _check_size(frame)
     try:
-        group_id, at = _id(frame, at)
-        member_id, at = _id(frame, at)
+        group_id, at = _read_id(frame, at)
+        member_id, at = _read_id(frame, at)
         epoch = _EPOCH.unpack_from(frame, at)[0]
         at += _EPOCH.size
         renew = False
@@ -203,10 +236,10 @@ def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowled
             renew = frame[at] != 0
             at += 1
         undelivered = None
-        topics = _alone(frame, at)
+        topics = _read_single(frame, at)
         if topics is None:
-            topics, at = _topics(frame, at)
-            undelivered, _ = _tagged(frame, at, UNDELIVERED_TAG, _BOOL)
+            topics, at = _read_topics(frame, at)
+            undelivered, _ = _read_tagged_value(frame, at, UNDELIVERED_TAG, _BOOL)
     except (IndexError, ValueError, struct.error) as error:
         raise WireError(f"a share acknowledgement that does not fit: {error}") from None
     return ShareAcknowledgeRequest(group_id, member_id, epoch, renew, topics, bool(undelivered))
@@ -217,7 +250,7 @@ def _check_size(frame: memoryview) -> None:
         raise WireError(f"a request of {len(frame)} bytes")
 
 
-def _alone(frame: memoryview, at: int) -> Acknowledgements | None:
+def _read_single(frame: memoryview, at: int) -> Acknowledgements | None:
     """Parse topics of the shape `_ALONE` in 1 µs instead of 5; None for another shape."""
     if len(frame) - at != _ALONE.size:
         return None
@@ -225,21 +258,22 @@ def _alone(frame: memoryview, at: int) -> Acknowledgements | None:
         _ALONE.unpack_from(frame, at)
     )
     if topics == partitions == batches == types == 2 and tags == _NO_TAGS:
-        return [(uuid_of(topic_id), [(index, [(first, last, kind)])])]
+        return [(parse_uuid_bytes(topic_id), [(index, [(first, last, kind)])])]
     return None
 
 
-def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
-    count, at = _count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
+def _read_topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
+    count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
     topics: Acknowledgements = []
+    room = _ReasonRoom()
     for _ in range(count):
-        topic_id = uuid_of(bytes(frame[at : at + 16]))
-        count, at = _count(frame, at + 16, _PARTITION_SIZE_MIN, WHOLE_ENTRIES_MAX)
+        topic_id = parse_uuid_bytes(bytes(frame[at : at + 16]))
+        count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, WHOLE_ENTRIES_MAX)
         partitions = []
         for _ in range(count):
             index = _INDEX.unpack_from(frame, at)[0]
-            count, at = _count(frame, at + 4, _BATCH_SIZE_MIN)
-            batches = _all_alike(frame, at, count) if count > _FEW else []
+            count, at = _read_count(frame, at + 4, _BATCH_SIZE_MIN)
+            batches = _read_uniform_batches(frame, at, count) if count > _FEW else []
             if batches:
                 at, count = at + count * _ONE_TYPE.size, 0
             for _ in range(count):
@@ -250,13 +284,10 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
                     batches.append((first, last, kind))
                     at += _ONE_TYPE.size
                     continue
-                size, at = _count(frame, at + 16, 1)
+                size, at = _read_count(frame, at + 16, 1)
                 types = bytes(frame[at : at + size])
-                delay_ms, at = _tagged(frame, at + size, RELEASE_DELAY_TAG, _DELAY)
-                if delay_ms is None:
-                    batches.append((first, last, types))
-                else:
-                    batches.append((first, last, types, delay_ms))
+                extensions, at = _read_extensions(frame, at + size, room)
+                batches.append((first, last, types, *extensions))
             at = at + 1 if frame[at] == 0 else _skip_tags(frame, at)
             partitions.append((index, batches))
         at = at + 1 if frame[at] == 0 else _skip_tags(frame, at)
@@ -264,7 +295,44 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
     return topics, at
 
 
-def _all_alike(frame: memoryview, at: int, count: int) -> list[AcknowledgementBatch]:
+class _ReasonRoom:
+    """How many reasons of a request are still read, and how many bytes of them."""
+
+    __slots__ = ("bytes_left", "reasons_left")
+
+    def __init__(self) -> None:
+        self.reasons_left, self.bytes_left = REASONS_MAX, REQUEST_BYTES_MAX
+
+    def take(self, size: int) -> bool:
+        """Whether a reason of this size is read. Others are passed over."""
+        if self.reasons_left == 0 or size > self.bytes_left:
+            return False
+        self.reasons_left -= 1
+        self.bytes_left -= size
+        return True
+
+
+def _read_extensions(
+    frame: memoryview, at: int, room: _ReasonRoom
+) -> tuple[tuple[()] | tuple[int] | tuple[int | None, bytes], int]:
+    """Return what the tagged fields at `at` add to a batch, and the offset after them."""
+    end = _skip_tags(frame, at)
+    delay_ms, reason = None, b""
+    count, at = get_uvarint(frame, at)
+    for _ in range(count):
+        tag, at = get_uvarint(frame, at)
+        size, at = get_uvarint(frame, at)
+        if tag == RELEASE_DELAY_TAG and size == _DELAY.size:
+            delay_ms = _DELAY.unpack_from(frame, at)[0]
+        elif tag == FAILURE_REASON_TAG and room.take(size):
+            reason = bytes(frame[at : at + size])
+        at += size
+    if reason:
+        return (delay_ms, reason), end
+    return (() if delay_ms is None else (delay_ms,)), end
+
+
+def _read_uniform_batches(frame: memoryview, at: int, count: int) -> list[AcknowledgementBatch]:
     """Parse batches with one type each and no tags, five times as fast as one by one; return an
     empty list if another shape is among them.
     """
@@ -276,31 +344,33 @@ def _all_alike(frame: memoryview, at: int, count: int) -> list[AcknowledgementBa
     return list(_ALIKE.iter_unpack(data))
 
 
-def _tagged(frame: memoryview, at: int, wanted: int, form: struct.Struct) -> tuple[int | None, int]:
+def _read_tagged_value(
+    frame: memoryview, at: int, wanted_tag: int, form: struct.Struct
+) -> tuple[int | None, int]:
     """Return one value of the tagged fields at `at`, or None, and the offset after them."""
     end = _skip_tags(frame, at)
     count, at = get_uvarint(frame, at)
     for _ in range(count):
         tag, at = get_uvarint(frame, at)
         size, at = get_uvarint(frame, at)
-        if tag == wanted and size == form.size:
+        if tag == wanted_tag and size == form.size:
             return form.unpack_from(frame, at)[0], end
         at += size
     return None, end
 
 
-def _forgotten(frame: memoryview, at: int) -> tuple[list[tuple[UUID, list[int]]], int]:
-    count, at = _count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
+def _read_forgotten(frame: memoryview, at: int) -> tuple[list[tuple[UUID, list[int]]], int]:
+    count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
     forgotten = []
     for _ in range(count):
-        topic_id = uuid_of(bytes(frame[at : at + 16]))
-        size, at = _count(frame, at + 16, 4)
+        topic_id = parse_uuid_bytes(bytes(frame[at : at + 16]))
+        size, at = _read_count(frame, at + 16, 4)
         forgotten.append((topic_id, list(struct.unpack_from(f">{size}i", frame, at))))
         at = _skip_tags(frame, at + 4 * size)
     return forgotten, at
 
 
-def _count(
+def _read_count(
     frame: memoryview, at: int, size_min: int, count_max: int = BATCHES_MAX
 ) -> tuple[int, int]:
     """Return the length of a compact array whose entries take at least `size_min` bytes each."""
@@ -317,16 +387,16 @@ def _count(
     return count, at
 
 
-def _id(frame: memoryview, at: int) -> tuple[str | None, int]:
-    """Return `_string` of an id that comes with every request, from a cache."""
+def _read_id(frame: memoryview, at: int) -> tuple[str | None, int]:
+    """Return `_read_string` of an id that comes with every request, from a cache."""
     size = frame[at]
     end = at + size
     if 0 < size <= 0x7F and end <= len(frame):
-        return _text_of(bytes(frame[at + 1 : end])), end
-    return _string(frame, at)
+        return _decode_text(bytes(frame[at + 1 : end])), end
+    return _read_string(frame, at)
 
 
-def _string(frame: memoryview, at: int) -> tuple[str | None, int]:
+def _read_string(frame: memoryview, at: int) -> tuple[str | None, int]:
     size = frame[at]
     if size > 0x7F:
         size, at = get_uvarint(frame, at)
@@ -344,6 +414,8 @@ def _skip_tags(frame: memoryview, at: int) -> int:
     if frame[at] == 0:
         return at + 1
     count, at = get_uvarint(frame, at)
+    if count > TAGS_MAX:
+        raise WireError(f"a struct with {count} tagged fields")
     for _ in range(count):
         _, at = get_uvarint(frame, at)
         size, at = get_uvarint(frame, at)
@@ -354,7 +426,7 @@ def _skip_tags(frame: memoryview, at: int) -> int:
 
 
 def write_fetch(
-    topics: Mapping[UUID, Iterable[PartitionRecords]],
+    topics: Mapping[UUID, Iterable[ShareFetchPartition]],
     *,
     error_code: int = 0,
     error_message: str | None = None,
@@ -372,9 +444,9 @@ def write_fetch(
     put_uvarint(out, len(topics) + 1)
     for topic_id, partitions in topics.items():
         out += topic_id.bytes
-        known = list(partitions)
-        put_uvarint(out, len(known) + 1)
-        for p in known:
+        entries = list(partitions)
+        put_uvarint(out, len(entries) + 1)
+        for p in entries:
             if p.error_message is None and p.acknowledge_error_message is None:
                 out += _PARTITION_HEAD.pack(
                     p.partition, p.error_code, 0, p.acknowledge_error_code, 0
@@ -402,7 +474,7 @@ def write_fetch(
 
 def write_acknowledge(
     version: int,
-    topics: Sequence[tuple[UUID, Sequence[PartitionError]]],
+    topics: Sequence[tuple[UUID, Sequence[ShareAcknowledgePartition]]],
     *,
     error_code: int = 0,
     error_message: str | None = None,
@@ -422,14 +494,14 @@ def write_acknowledge(
             out += _ERROR.pack(p.partition, p.error_code)
             _put_string(out, p.error_message)
             out += _LEADER.pack(*p.current_leader, 0)
-            out.append(0)
+            _put_cancelled(out, p.cancelled)
         out.append(0)
     _put_endpoints(out, endpoints)
     out.append(0)
     return [out]
 
 
-def write_acknowledged(
+def write_acknowledge_success(
     version: int, topics: Acknowledgements, acquisition_lock_timeout_ms: int
 ) -> list[bytes | bytearray | memoryview]:
     """Return `write_acknowledge` of a request's topics without errors."""
@@ -439,8 +511,13 @@ def write_acknowledged(
         pack = _ALONE_DONE[version].pack
         # No error, one topic, one partition, no error, no other leader, no endpoints.
         return [pack(0, 0, 0, *lock, 2, topic_id.bytes, 2, index, 0, 0, 0, 0, 0, 0, 0, 1, 0)]
-    done = [(topic_id, [PartitionError(i) for i, _ in found]) for topic_id, found in topics]
-    return write_acknowledge(version, done, acquisition_lock_timeout_ms=acquisition_lock_timeout_ms)
+    results = [
+        (topic_id, [ShareAcknowledgePartition(i) for i, _ in entries])
+        for topic_id, entries in topics
+    ]
+    return write_acknowledge(
+        version, results, acquisition_lock_timeout_ms=acquisition_lock_timeout_ms
+    )
 
 
 def _put_string(out: bytearray, text: str | None) -> None:
@@ -450,6 +527,19 @@ def _put_string(out: bytearray, text: str | None) -> None:
         data = text.encode()
         put_uvarint(out, len(data) + 1)
         out += data
+
+
+def _put_cancelled(out: bytearray, cancelled: Sequence[tuple[int, int]]) -> None:
+    """Put the tagged fields of a partition: its cancelled records, if there are any."""
+    out.append(1 if cancelled else 0)
+    if cancelled:
+        put_uvarint(out, CANCELLED_TAG)
+        field = bytearray()
+        put_uvarint(field, len(cancelled) + 1)
+        for first, last in cancelled:
+            field += _CANCELLED.pack(first, last, 0)
+        put_uvarint(out, len(field))
+        out += field
 
 
 def _put_endpoints(out: bytearray, endpoints: Sequence[tuple[int, str, int, str | None]]) -> None:

@@ -11,7 +11,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.protocol import compiler
-from shoal.protocol.schema import Column, Message
+from shoal.protocol.schema import FieldSpec, MessageSpec
 from shoal.record.batch import Buffer, CorruptBatch
 from shoal.record.control import ControlType
 from shoal.record.records import build_batch, read_records
@@ -23,48 +23,50 @@ _KEY = struct.Struct(">hh")
 #: Far above a voters record with hundreds of voters.
 _BATCH_BYTES_MAX = 1 << 20
 
-_VERSION = Column("version", "int16")
-_VOTER = (Column("voter_id", "int32"), Column("voter_directory_id", "uuid", "1+"))
-_ENDPOINT = (Column("name", "string"), Column("host", "string"), Column("port", "uint16"))
+_VERSION = FieldSpec("version", "int16")
+_VOTER = (FieldSpec("voter_id", "int32"), FieldSpec("voter_directory_id", "uuid", "1+"))
+_ENDPOINT = (FieldSpec("name", "string"), FieldSpec("host", "string"), FieldSpec("port", "uint16"))
 _VERSION_RANGE = (
-    Column("min_supported_version", "int16"),
-    Column("max_supported_version", "int16"),
+    FieldSpec("min_supported_version", "int16"),
+    FieldSpec("max_supported_version", "int16"),
 )
 
 _LAYOUTS = {
-    ControlType.LEADER_CHANGE: Message(
+    ControlType.LEADER_CHANGE: MessageSpec(
         "LeaderChangeMessage",
         "0-1",
         (
             _VERSION,
-            Column("leader_id", "int32"),
-            Column("voters", _VOTER),
-            Column("granting_voters", _VOTER),
+            FieldSpec("leader_id", "int32"),
+            FieldSpec("voters", _VOTER),
+            FieldSpec("granting_voters", _VOTER),
         ),
         flexible="0+",
     ),
-    ControlType.SNAPSHOT_HEADER: Message(
+    ControlType.SNAPSHOT_HEADER: MessageSpec(
         "SnapshotHeaderRecord",
         "0",
-        (_VERSION, Column("last_contained_log_timestamp", "int64")),
+        (_VERSION, FieldSpec("last_contained_log_timestamp", "int64")),
         flexible="0+",
     ),
-    ControlType.SNAPSHOT_FOOTER: Message("SnapshotFooterRecord", "0", (_VERSION,), flexible="0+"),
-    ControlType.KRAFT_VERSION: Message(
-        "KRaftVersionRecord", "0", (_VERSION, Column("kraft_version", "int16")), flexible="0+"
+    ControlType.SNAPSHOT_FOOTER: MessageSpec(
+        "SnapshotFooterRecord", "0", (_VERSION,), flexible="0+"
     ),
-    ControlType.KRAFT_VOTERS: Message(
+    ControlType.KRAFT_VERSION: MessageSpec(
+        "KRaftVersionRecord", "0", (_VERSION, FieldSpec("kraft_version", "int16")), flexible="0+"
+    ),
+    ControlType.KRAFT_VOTERS: MessageSpec(
         "VotersRecord",
         "0",
         (
             _VERSION,
-            Column(
+            FieldSpec(
                 "voters",
                 (
-                    Column("voter_id", "int32"),
-                    Column("voter_directory_id", "uuid"),
-                    Column("endpoints", _ENDPOINT),
-                    Column("kraft_version_feature", _VERSION_RANGE, struct=True),
+                    FieldSpec("voter_id", "int32"),
+                    FieldSpec("voter_directory_id", "uuid"),
+                    FieldSpec("endpoints", _ENDPOINT),
+                    FieldSpec("kraft_version_feature", _VERSION_RANGE, struct=True),
                 ),
             ),
         ),
@@ -92,7 +94,7 @@ def build_control_batch(
     encoded = []
     for kind, fields in records:
         value = bytearray()
-        compiler.writer(_LAYOUTS[kind].at(0))(value, {**fields, "version": 0})
+        compiler.get_writer(_LAYOUTS[kind].get_struct(0))(value, {**fields, "version": 0})
         encoded.append((timestamp_ms, _KEY.pack(0, kind), bytes(value), ()))
     return build_batch(encoded, base_offset=base_offset, control=True, leader_epoch=leader_epoch)
 
@@ -106,12 +108,12 @@ def read_control_batch(buf: Buffer, at: int = 0) -> Iterator[ControlRecord]:
         if record.key is None or len(record.key) < _KEY.size or record.value is None:
             raise CorruptBatch("a control record without a type or a value")
         _, kind = _KEY.unpack_from(record.key)
-        layout = next((m for known, m in _LAYOUTS.items() if known == kind), None)
+        layout = next((m for layout_kind, m in _LAYOUTS.items() if layout_kind == kind), None)
         if layout is None:
             continue
         version = int.from_bytes(record.value[:2], "big")
         try:
-            reader = compiler.reader(layout.at(version))
+            reader = compiler.get_reader(layout.get_struct(version))
         except ValueError as error:
             raise CorruptBatch(str(error)) from None
         fields, _ = reader(memoryview(record.value), 0)

@@ -15,7 +15,7 @@ from shoal.quorum.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     EpochResponse,
-    Message,
+    RaftMessage,
     VoteRequest,
     VoteResponse,
 )
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 def is_for(raft: Replica, voter: ReplicaKey) -> bool:
     """Whether a request for `voter` is for this replica."""
-    mine = raft.local
-    return voter.id == mine.id and voter.directory_id in (None, mine.directory_id)
+    own_key = raft.local
+    return voter.id == own_key.id and voter.directory_id in (None, own_key.directory_id)
 
 
 # Standing for election.
@@ -39,7 +39,7 @@ def is_for(raft: Replica, voter: ReplicaKey) -> bool:
 def ask_for_votes(raft: Replica) -> None:
     """Send Vote to the voters that have not answered."""
     index = raft.index
-    for voter in raft.voters.latest.others(raft.local):
+    for voter in raft.voters.latest.find_others(raft.local):
         if voter.key.id not in raft.votes and raft.can_send(voter.key.id):
             pre_vote = raft.role is Role.PROSPECTIVE
             request = VoteRequest(
@@ -53,15 +53,15 @@ def on_vote_response(
 ) -> None:
     if response.error is ErrorCode.none:
         raft.votes[source] = response.vote_granted
-        count(raft)
+        count_votes(raft)
     else:
         raft.back_off(source)
 
 
-def count(raft: Replica) -> None:
+def count_votes(raft: Replica) -> None:
     """Change the role once enough voters have answered."""
     voters = raft.voters.latest
-    granted = voters.holds(raft.local) + sum(raft.votes.values())
+    granted = voters.has_voter(raft.local) + sum(raft.votes.values())
     refused = sum(not vote for vote in raft.votes.values())
     won, lost = granted >= voters.majority, refused > len(voters) - voters.majority
     if raft.role is Role.PROSPECTIVE:
@@ -81,17 +81,17 @@ def count(raft: Replica) -> None:
 # Voting.
 
 
-def on_vote(raft: Replica, message: Message, request: VoteRequest) -> None:
+def on_vote(raft: Replica, message: RaftMessage, request: VoteRequest) -> None:
     if not is_for(raft, request.voter):
-        answer(raft, message, False, ErrorCode.invalid_voter_key)
+        answer_vote(raft, message, False, ErrorCode.invalid_voter_key)
         return
     if request.replica_epoch < raft.epoch:
-        answer(raft, message, False, ErrorCode.fenced_leader_epoch)
+        answer_vote(raft, message, False, ErrorCode.fenced_leader_epoch)
         return
     if request.replica_epoch > raft.epoch:
         raft.become_unattached(request.replica_epoch)
-    theirs = (request.last_offset_epoch, request.last_offset)
-    up_to_date = theirs >= (raft.index.last_epoch, raft.index.end_offset)
+    candidate_end = (request.last_offset_epoch, request.last_offset)
+    up_to_date = candidate_end >= (raft.index.last_epoch, raft.index.end_offset)
     if request.pre_vote:
         content = raft.role is Role.LEADER or raft.has_fetched
         granted = up_to_date and not content
@@ -106,11 +106,11 @@ def on_vote(raft: Replica, message: Message, request: VoteRequest) -> None:
             raft.arm()
     else:
         granted = False
-    answer(raft, message, granted)
+    answer_vote(raft, message, granted)
 
 
-def answer(
-    raft: Replica, message: Message, granted: bool, error: ErrorCode = ErrorCode.none
+def answer_vote(
+    raft: Replica, message: RaftMessage, granted: bool, error: ErrorCode = ErrorCode.none
 ) -> None:
     response = VoteResponse(raft.epoch, raft.known_leader, granted, error)
     raft.reply(message.source, message.correlation, response)
@@ -119,11 +119,11 @@ def answer(
 # The beginning of an epoch.
 
 
-def begin_request(raft: Replica, voter: ReplicaKey) -> BeginQuorumEpochRequest:
+def build_begin_request(raft: Replica, voter: ReplicaKey) -> BeginQuorumEpochRequest:
     return BeginQuorumEpochRequest(voter, raft.local.id, raft.epoch)
 
 
-def on_begin(raft: Replica, message: Message, request: BeginQuorumEpochRequest) -> None:
+def on_begin(raft: Replica, message: RaftMessage, request: BeginQuorumEpochRequest) -> None:
     error = ErrorCode.none
     if not is_for(raft, request.voter):
         error = ErrorCode.invalid_voter_key
@@ -133,10 +133,10 @@ def on_begin(raft: Replica, message: Message, request: BeginQuorumEpochRequest) 
         raft.observe(request.leader_epoch, request.leader_id)
         if raft.role is Role.FOLLOWER and not raft.has_fetched:
             raft.arm()
-    raft.reply(message.source, message.correlation, _epoch(raft, error))
+    raft.reply(message.source, message.correlation, _build_epoch_response(raft, error))
 
 
-def _epoch(raft: Replica, error: ErrorCode) -> EpochResponse:
+def _build_epoch_response(raft: Replica, error: ErrorCode) -> EpochResponse:
     return EpochResponse(raft.epoch, raft.known_leader, error)
 
 
@@ -157,8 +157,8 @@ def on_epoch_response(
 
 def announce_end(raft: Replica, leader: LeaderState | None = None) -> None:
     """Begin to send EndQuorumEpoch to the voters. `leader` ranks the preferred successors."""
-    voters = raft.voters.latest.others(raft.local)
-    reached = {} if leader is None else leader.offsets(raft.voters.latest)
+    voters = raft.voters.latest.find_others(raft.local)
+    reached = {} if leader is None else leader.get_end_offsets(raft.voters.latest)
     ranked = sorted(voters, key=lambda v: (-reached.get(v.key.id, -1), v.key.id))
     successors = tuple(voter.key for voter in ranked)
     raft.unconfirmed = {voter.key.id: successors for voter in voters}
@@ -170,10 +170,14 @@ def send_end(raft: Replica) -> None:
             raft.send(to, EndQuorumEpochRequest(raft.local.id, raft.epoch, successors))
 
 
-def on_end(raft: Replica, message: Message, request: EndQuorumEpochRequest) -> None:
+def on_end(raft: Replica, message: RaftMessage, request: EndQuorumEpochRequest) -> None:
     """The first preferred candidate starts an election at once, the others later, by rank."""
     if request.leader_epoch < raft.epoch:
-        raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.fenced_leader_epoch))
+        raft.reply(
+            message.source,
+            message.correlation,
+            _build_epoch_response(raft, ErrorCode.fenced_leader_epoch),
+        )
         return
     if request.leader_id != raft.local.id:
         raft.observe(request.leader_epoch, request.leader_id)
@@ -181,16 +185,16 @@ def on_end(raft: Replica, message: Message, request: EndQuorumEpochRequest) -> N
         # This replica may grant pre-votes again: there is no leader to disturb.
         raft.has_fetched = False
         if raft.may_stand:
-            raft.deadline_ms = raft.now_ms + _turn_ms(raft, request)
-    raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.none))
+            raft.deadline_ms = raft.now_ms + _compute_turn_ms(raft, request)
+    raft.reply(message.source, message.correlation, _build_epoch_response(raft, ErrorCode.none))
 
 
-def _turn_ms(raft: Replica, request: EndQuorumEpochRequest) -> int:
-    places = [key for key in request.preferred_candidates if is_for(raft, key)]
-    if not places:
+def _compute_turn_ms(raft: Replica, request: EndQuorumEpochRequest) -> int:
+    own_keys = [key for key in request.preferred_candidates if is_for(raft, key)]
+    if not own_keys:
         return raft.settings.election_timeout_ms
-    place = request.preferred_candidates.index(places[0])
-    if place == 0:
+    rank = request.preferred_candidates.index(own_keys[0])
+    if rank == 0:
         return 0
-    limit = raft.settings.retry_backoff_ms << min(place, 10)
+    limit = raft.settings.retry_backoff_ms << min(rank, 10)
     return min(limit, raft.settings.election_backoff_max_ms) + raft.choose(limit)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shoal.quorum.log_index import OffsetAndEpoch
-    from shoal.quorum.messages import Message
+    from shoal.quorum.messages import RaftMessage
     from shoal.quorum.quorum_state import QuorumState
     from shoal.quorum.voters import VoterSet
     from shoal.record.batch import Buffer
@@ -25,10 +25,10 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class MessageReceived:
     """A message was received."""
 
-    message: Message
+    message: RaftMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PeerDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class LogSynced:
     """A sync has ended. The log is durable up to `end_offset`."""
 
     end_offset: int
@@ -92,10 +92,10 @@ class SnapshotInstalled:
 
 Event = (
     Tick
-    | Received
+    | MessageReceived
     | RequestFailed
     | PeerDown
-    | Synced
+    | LogSynced
     | Propose
     | Resign
     | SnapshotTaken
@@ -126,8 +126,8 @@ class Effects:
        is being fetched. With `install`, that file is complete: make it durable, replace the log by
        it, and pass in `SnapshotInstalled`. Remove the log and the snapshots before `trim_to`.
     3. Send `messages`. None of them depends on a record that is not durable: such messages are
-       held back until `Synced`.
-    4. With `sync`, begin to make the whole log durable, and pass in `Synced` once it is. Later
+       held back until `LogSynced`.
+    4. With `sync`, begin to make the whole log durable, and pass in `LogSynced` once it is. Later
        events may come in between. There is at most one sync at a time.
     5. Records below `high_watermark` are committed and may be applied. It never goes back.
     """
@@ -138,7 +138,7 @@ class Effects:
     chunk: SnapshotChunk | None = None
     install: OffsetAndEpoch | None = None
     trim_to: OffsetAndEpoch | None = None
-    messages: tuple[Message, ...] = ()
+    messages: tuple[RaftMessage, ...] = ()
     sync: bool = False
     high_watermark: int = -1
     #: The offset of the last record of a proposed batch; None if the replica does not lead.

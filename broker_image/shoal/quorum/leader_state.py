@@ -11,14 +11,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from shoal.quorum.messages import Change, FetchRequest, Message
+    from shoal.quorum.messages import Change, FetchRequest, RaftMessage
     from shoal.quorum.voters import ReplicaKey, VoterSet
 
 #: Largest number of observers kept; the one with the oldest fetch is dropped first.
 OBSERVERS_MAX = 1000
 
 
-class Progress:
+class ReplicaProgress:
     """The progress of one replica, from its fetches."""
 
     __slots__ = ("caught_up_ms", "end_offset", "fetched_ms", "key")
@@ -45,7 +45,7 @@ class PendingVoters(NamedTuple):
     """A change of the voters that waits for its commit: the offset of its record, its request."""
 
     offset: int
-    asked: Message
+    message: RaftMessage
 
 
 class LeaderState:
@@ -56,49 +56,53 @@ class LeaderState:
         #: The offset of the leader's LeaderChange record. It has to be committed first.
         self.start_offset = start_offset
         self.began_ms = now_ms
-        self.replicas: dict[int, Progress] = {}
+        self.replicas: dict[int, ReplicaProgress] = {}
         self.delayed_fetches: dict[int, DelayedFetch] = {}
         self.pending_voters: PendingVoters | None = None
         #: Changes of the voters that wait for the change before them, in order.
-        self.waiting_changes: deque[tuple[Message, Change]] = deque()
+        self.waiting_changes: deque[tuple[RaftMessage, Change]] = deque()
         #: By voter, when the next BeginQuorumEpoch is due.
         self.begin_due_ms: dict[int, int] = {}
 
-    def fetched(self, key: ReplicaKey, now_ms: int) -> Progress:
+    def record_fetch(self, key: ReplicaKey, now_ms: int) -> ReplicaProgress:
         """Note a fetch of the replica; return its progress."""
         progress = self.replicas.get(key.id)
         if progress is None or progress.key != key:
-            progress = self.replicas[key.id] = Progress(key)
+            progress = self.replicas[key.id] = ReplicaProgress(key)
         progress.fetched_ms = now_ms
         return progress
 
     def forget_observers(self, voters: VoterSet) -> None:
         """Drop observers above `OBSERVERS_MAX`."""
-        extra = [p for p in self.replicas.values() if not voters.holds(p.key)]
+        extra = [p for p in self.replicas.values() if not voters.has_voter(p.key)]
         for progress in sorted(extra, key=lambda p: p.fetched_ms)[: -OBSERVERS_MAX or None]:
             del self.replicas[progress.key.id]
 
-    def offsets(self, voters: VoterSet) -> dict[int, int]:
+    def get_end_offsets(self, voters: VoterSet) -> dict[int, int]:
         """Return the durable log ends of the voters that have fetched, by id."""
-        return {p.key.id: p.end_offset for p in self.replicas.values() if voters.holds(p.key)}
+        return {p.key.id: p.end_offset for p in self.replicas.values() if voters.has_voter(p.key)}
 
-    def fetching(self, voters: VoterSet, local: ReplicaKey, since_ms: int) -> int:
+    def count_fetching(self, voters: VoterSet, local: ReplicaKey, since_ms: int) -> int:
         """Return how many voters have fetched since `since_ms`; the leader counts if it is one."""
         heard = [p for p in self.replicas.values() if p.fetched_ms >= since_ms]
-        return voters.holds(local) + sum(voters.holds(p.key) and p.key != local for p in heard)
+        return voters.has_voter(local) + sum(
+            voters.has_voter(p.key) and p.key != local for p in heard
+        )
 
-    def check_quorum_ms(self, voters: VoterSet, local: ReplicaKey, timeout_ms: int) -> int | None:
+    def find_resign_deadline_ms(
+        self, voters: VoterSet, local: ReplicaKey, timeout_ms: int
+    ) -> int | None:
         """Return when the leader has to resign unless more voters fetch; None if it needs none.
 
         The leader counts itself if it is a voter. The time counts from the last fetch of the voter
         that completes a majority.
         """
-        needed = voters.majority - voters.holds(local)
+        needed = voters.majority - voters.has_voter(local)
         if needed <= 0:
             return None
         times = []
-        for voter in voters.others(local):
-            found = self.replicas.get(voter.key.id)
-            heard = found is not None and voter.is_of(found.key)
-            times.append(found.fetched_ms if found is not None and heard else self.began_ms)
+        for voter in voters.find_others(local):
+            progress = self.replicas.get(voter.key.id)
+            heard = progress is not None and voter.is_of(progress.key)
+            times.append(progress.fetched_ms if progress is not None and heard else self.began_ms)
         return sorted(times, reverse=True)[needed - 1] + timeout_ms

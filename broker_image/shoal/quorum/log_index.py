@@ -24,7 +24,7 @@ class OffsetAndEpoch(NamedTuple):
     epoch: int
 
 
-class Verdict(Enum):
+class FetchValidation(Enum):
     """How the log of a replica that fetches compares with this one."""
 
     VALID = "valid"
@@ -45,7 +45,9 @@ class LogIndex:
     ) -> None:
         self.base = base
         self.end_offset = max(end_offset, base.offset)
-        self.epochs = [(e, max(at, base.offset)) for e, at in epochs if at < self.end_offset]
+        self.epochs = [
+            (e, max(start, base.offset)) for e, start in epochs if start < self.end_offset
+        ]
         self.snapshots = list(snapshots)
 
     @property
@@ -66,20 +68,22 @@ class LogIndex:
     def end(self) -> OffsetAndEpoch:
         return OffsetAndEpoch(self.end_offset, self.last_epoch)
 
-    def epoch_at(self, offset: int) -> int:
+    def find_epoch(self, offset: int) -> int:
         """Return the epoch of the record before `offset`, which is within the log."""
-        at = bisect_right(self.epochs, offset - 1, key=lambda e: e[1]) - 1
-        return self.epochs[at][0] if at >= 0 else self.base.epoch
+        index = bisect_right(self.epochs, offset - 1, key=lambda e: e[1]) - 1
+        return self.epochs[index][0] if index >= 0 else self.base.epoch
 
-    def end_of(self, epoch: int) -> OffsetAndEpoch:
+    def find_end(self, epoch: int) -> OffsetAndEpoch:
         """Return the largest epoch of this log up to `epoch`, and its end offset."""
-        at = bisect_right(self.epochs, epoch, key=lambda e: e[0])
-        if at == 0:
+        index = bisect_right(self.epochs, epoch, key=lambda e: e[0])
+        if index == 0:
             return self.base
-        end = self.epochs[at][1] if at < len(self.epochs) else self.end_offset
-        return OffsetAndEpoch(end, self.epochs[at - 1][0])
+        end = self.epochs[index][1] if index < len(self.epochs) else self.end_offset
+        return OffsetAndEpoch(end, self.epochs[index - 1][0])
 
-    def check(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[Verdict, OffsetAndEpoch]:
+    def check(
+        self, fetch_offset: int, last_fetched_epoch: int
+    ) -> tuple[FetchValidation, OffsetAndEpoch]:
         """Return whether a log with that end is a prefix of this one (KIP-595, KIP-630).
 
         If it diverges, the second value is the largest offset and epoch that both can share. If
@@ -87,27 +91,27 @@ class LogIndex:
         """
         claimed = OffsetAndEpoch(fetch_offset, last_fetched_epoch)
         if fetch_offset == 0 and self.start_offset == 0:
-            return Verdict.VALID, claimed
+            return FetchValidation.VALID, claimed
         if self.start_offset and (
             fetch_offset < self.start_offset
             or last_fetched_epoch < self.base.epoch
             or (fetch_offset == self.start_offset and last_fetched_epoch != self.base.epoch)
         ):
             assert self.snapshot is not None, "a log without its front has a snapshot"
-            return Verdict.SNAPSHOT, self.snapshot
-        end = self.end_of(last_fetched_epoch)
+            return FetchValidation.SNAPSHOT, self.snapshot
+        end = self.find_end(last_fetched_epoch)
         if end.epoch != last_fetched_epoch or end.offset < fetch_offset:
-            return Verdict.DIVERGING, end
-        return Verdict.VALID, claimed
+            return FetchValidation.DIVERGING, end
+        return FetchValidation.VALID, claimed
 
-    def truncation(self, diverging: OffsetAndEpoch) -> int:
+    def find_truncation_offset(self, diverging: OffsetAndEpoch) -> int:
         """Return the offset at which a follower truncates its log after a `diverging` answer."""
-        mine = self.end_of(diverging.epoch)
-        if mine.epoch == diverging.epoch:
-            return min(mine.offset, diverging.offset)
-        return mine.offset
+        own_end = self.find_end(diverging.epoch)
+        if own_end.epoch == diverging.epoch:
+            return min(own_end.offset, diverging.offset)
+        return own_end.offset
 
-    def appended(self, epoch: int, base_offset: int, next_offset: int) -> None:
+    def append(self, epoch: int, base_offset: int, next_offset: int) -> None:
         """Note that a batch was written at the end."""
         assert base_offset == self.end_offset < next_offset, (base_offset, self.end_offset)
         assert epoch >= self.last_epoch, f"epoch {epoch} behind {self.last_epoch}"
@@ -118,17 +122,17 @@ class LogIndex:
     def truncate(self, offset: int) -> None:
         """Remove the records from `offset` on."""
         assert self.start_offset <= offset <= self.end_offset, (self.base, offset)
-        self.epochs = [(epoch, at) for epoch, at in self.epochs if at < offset]
+        self.epochs = [(epoch, start) for epoch, start in self.epochs if start < offset]
         self.end_offset = offset
 
     def trim(self, base: OffsetAndEpoch) -> None:
         """Remove the records before the end of a snapshot."""
         assert self.start_offset <= base.offset <= self.end_offset, (self.base, base)
-        kept = [(epoch, at) for epoch, at in self.epochs if at > base.offset]
+        retained = [(epoch, start) for epoch, start in self.epochs if start > base.offset]
         if base.offset < self.end_offset:
-            kept.insert(0, (self.epoch_at(base.offset + 1), base.offset))
-        self.epochs, self.base = kept, base
-        self.snapshots = [one for one in self.snapshots if one.offset >= base.offset]
+            retained.insert(0, (self.find_epoch(base.offset + 1), base.offset))
+        self.epochs, self.base = retained, base
+        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.offset >= base.offset]
 
     def restart(self, snapshot: OffsetAndEpoch) -> None:
         """Replace the whole log by a snapshot."""

@@ -16,7 +16,7 @@ from shoal.quorum.leader_state import LeaderState, PendingVoters
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
     Change,
-    Message,
+    RaftMessage,
     RaftVoterResponse,
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
@@ -30,30 +30,34 @@ if TYPE_CHECKING:
     from shoal.quorum.voters import ReplicaKey, VoterSet
 
 
-class _Refused(Exception):
+class _ChangeRefused(Exception):
     def __init__(self, error: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.error = error
         self.message = message
 
 
-def change(raft: Replica, leader: LeaderState | None, message: Message, request: Change) -> bool:
+def change_voters(
+    raft: Replica, leader: LeaderState | None, message: RaftMessage, request: Change
+) -> bool:
     """Begin the change, refuse it, or keep it until the change before it is committed.
 
     Returns whether a new voter set is in force.
     """
     try:
         if leader is None:
-            raise _Refused(ErrorCode.not_leader_or_follower, "This node does not lead the quorum.")
+            raise _ChangeRefused(
+                ErrorCode.not_leader_or_follower, "This node does not lead the quorum."
+            )
         if not _may_change(raft, leader):
             leader.waiting_changes.append((message, request))
             return False
-        voters = _CHANGED[type(request)](raft, leader, request)
+        voters = _CHANGE_BY_REQUEST[type(request)](raft, leader, request)
         if voters == raft.voters.latest:
             _answer(raft, message)
             return False
         _check_majority(raft, leader, voters)
-    except _Refused as refused:
+    except _ChangeRefused as refused:
         _answer(raft, message, refused.error, refused.message)
         return False
     leader.pending_voters = PendingVoters(append_voters(raft, leader, voters), message)
@@ -63,9 +67,9 @@ def change(raft: Replica, leader: LeaderState | None, message: Message, request:
 def append_voters(raft: Replica, leader: LeaderState, voters: VoterSet) -> int:
     """Put a new voter set in force; return the offset of its record."""
     offset = raft.index.end_offset
-    raft.append_control([(ControlType.KRAFT_VOTERS, voters.fields())])
-    raft.voters.appended(offset, voters)
-    for voter in voters.others(raft.local):
+    raft.append_control([(ControlType.KRAFT_VOTERS, voters.to_fields())])
+    raft.voters.append(offset, voters)
+    for voter in voters.find_others(raft.local):
         leader.begin_due_ms.setdefault(voter.key.id, raft.now_ms)
     return offset
 
@@ -76,15 +80,15 @@ def _may_change(raft: Replica, leader: LeaderState) -> bool:
     return raft.high_watermark > uncommitted
 
 
-# The requested sets. Each function raises `_Refused`.
+# The requested sets. Each function raises `_ChangeRefused`.
 
 
-def _added(raft: Replica, leader: LeaderState, request: AddRaftVoterRequest) -> VoterSet:
+def _add_voter(raft: Replica, leader: LeaderState, request: AddRaftVoterRequest) -> VoterSet:
     voter, voters = request.voter, raft.voters.latest
     id = voter.key.id
     if id in voters.voters:
         text = f"Node {id} is a voter already; remove it first if its directory has changed."
-        raise _Refused(ErrorCode.duplicate_voter, text)
+        raise _ChangeRefused(ErrorCode.duplicate_voter, text)
     progress = leader.replicas.get(id)
     since_ms = raft.now_ms - raft.settings.caught_up_max_ms
     if (
@@ -94,42 +98,42 @@ def _added(raft: Replica, leader: LeaderState, request: AddRaftVoterRequest) -> 
         or progress.caught_up_ms < since_ms
     ):
         text = f"Node {id} has not caught up with the leader yet; let it run as an observer."
-        raise _Refused(ErrorCode.request_timed_out, text)
-    return voters.added(voter)
+        raise _ChangeRefused(ErrorCode.request_timed_out, text)
+    return voters.with_voter(voter)
 
 
-def _removed(raft: Replica, _leader: LeaderState, request: RemoveRaftVoterRequest) -> VoterSet:
+def _remove_voter(raft: Replica, _leader: LeaderState, request: RemoveRaftVoterRequest) -> VoterSet:
     voters, key = raft.voters.latest, request.voter
-    found = voters.voters.get(key.id)
-    if found is None or found.key.directory_id not in (None, key.directory_id):
-        raise _not_a_voter(key)
+    voter = voters.voters.get(key.id)
+    if voter is None or voter.key.directory_id not in (None, key.directory_id):
+        raise _build_not_voter_error(key)
     if len(voters) == 1:
         text = f"Node {key.id} is the only voter: add another one first."
-        raise _Refused(ErrorCode.invalid_request, text)
-    return voters.removed(key)
+        raise _ChangeRefused(ErrorCode.invalid_request, text)
+    return voters.without_voter(key)
 
 
-def _updated(raft: Replica, _leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
+def _update_voter(raft: Replica, _leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
     """Set the endpoints of a voter, or the directory id that the set does not have yet."""
     if request.current_leader_epoch != raft.epoch:
         text = f"Epoch {request.current_leader_epoch} is not the leader's, {raft.epoch}."
-        raise _Refused(ErrorCode.fenced_leader_epoch, text)
+        raise _ChangeRefused(ErrorCode.fenced_leader_epoch, text)
     voters, voter = raft.voters.latest, request.voter
-    found = voters.voters.get(voter.key.id)
-    if found is None or not found.is_of(voter.key):
-        raise _not_a_voter(voter.key)
-    return voters.updated(voter)
+    present = voters.voters.get(voter.key.id)
+    if present is None or not present.is_of(voter.key):
+        raise _build_not_voter_error(voter.key)
+    return voters.with_updated_voter(voter)
 
 
-def _not_a_voter(key: ReplicaKey) -> _Refused:
+def _build_not_voter_error(key: ReplicaKey) -> _ChangeRefused:
     text = f"Node {key.id} with directory {key.directory_id} is not a voter."
-    return _Refused(ErrorCode.voter_not_found, text)
+    return _ChangeRefused(ErrorCode.voter_not_found, text)
 
 
-_CHANGED: dict[type[Change], Callable[[Replica, LeaderState, Any], VoterSet]] = {
-    AddRaftVoterRequest: _added,
-    RemoveRaftVoterRequest: _removed,
-    UpdateRaftVoterRequest: _updated,
+_CHANGE_BY_REQUEST: dict[type[Change], Callable[[Replica, LeaderState, Any], VoterSet]] = {
+    AddRaftVoterRequest: _add_voter,
+    RemoveRaftVoterRequest: _remove_voter,
+    UpdateRaftVoterRequest: _update_voter,
 }
 
 
@@ -137,17 +141,17 @@ _CHANGED: dict[type[Change], Callable[[Replica, LeaderState, Any], VoterSet]] = 
 
 
 def _check_majority(raft: Replica, leader: LeaderState, voters: VoterSet) -> None:
-    """Raise `_Refused` unless a majority of `voters` fetches now."""
+    """Raise `_ChangeRefused` unless a majority of `voters` fetches now."""
     since_ms = raft.now_ms - raft.settings.check_quorum_ms
-    if leader.fetching(voters, raft.local, since_ms) < voters.majority:
+    if leader.count_fetching(voters, raft.local, since_ms) < voters.majority:
         text = (
             f"Of the voters {', '.join(map(str, voters.ids))} fewer than {voters.majority} fetch"
             " now, so the quorum would stop: start the others first."
         )
-        raise _Refused(ErrorCode.request_timed_out, text)
+        raise _ChangeRefused(ErrorCode.request_timed_out, text)
 
 
-def committed(raft: Replica, leader: LeaderState) -> bool:
+def finish_committed_change(raft: Replica, leader: LeaderState) -> bool:
     """Answer the committed change, resign if this replica was removed, and begin the next change.
 
     Called when the high watermark has moved. Returns whether a new voter set is in force.
@@ -155,11 +159,11 @@ def committed(raft: Replica, leader: LeaderState) -> bool:
     pending = leader.pending_voters
     if pending is not None and pending.offset < raft.high_watermark:
         leader.pending_voters = None
-        _answer(raft, pending.asked)
+        _answer(raft, pending.message)
     if raft.voters.latest_offset < raft.high_watermark and not raft.is_voter:
         raft.resign()
     while leader is raft.leader_state and leader.waiting_changes and _may_change(raft, leader):
-        if change(raft, leader, *leader.waiting_changes.popleft()):
+        if change_voters(raft, leader, *leader.waiting_changes.popleft()):
             return True
     return False
 
@@ -168,14 +172,14 @@ def fail_waiting(raft: Replica, leader: LeaderState) -> None:
     """Refuse the changes that wait: the epoch is over."""
     waiting = [message for message, _ in leader.waiting_changes]
     if leader.pending_voters is not None:
-        waiting.insert(0, leader.pending_voters.asked)
+        waiting.insert(0, leader.pending_voters.message)
     text = "The leader changed before the new voters were committed."
     for message in waiting:
         _answer(raft, message, ErrorCode.not_leader_or_follower, text)
 
 
 def _answer(
-    raft: Replica, message: Message, error: ErrorCode = ErrorCode.none, text: str | None = None
+    raft: Replica, message: RaftMessage, error: ErrorCode = ErrorCode.none, text: str | None = None
 ) -> None:
     response = RaftVoterResponse(raft.epoch, raft.known_leader, error, text)
     raft.reply(message.source, message.correlation, response)

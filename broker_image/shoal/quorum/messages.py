@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NONE = ErrorCode.none
 
 
-class Slice(NamedTuple):
+class DeferredRead(NamedTuple):
     """Bytes that the store reads from the log or from a snapshot when the message is sent.
 
     From the log: at least one whole batch, from `offset` up to `end_offset`. From the file of a
@@ -103,7 +103,7 @@ class FetchResponse:
     high_watermark: int = -1
     diverging_epoch: OffsetAndEpoch | None = None
     snapshot_id: OffsetAndEpoch | None = None
-    records: Buffer | Slice = b""
+    records: Buffer | DeferredRead = b""
     error: ErrorCode = NONE
 
 
@@ -125,7 +125,7 @@ class FetchSnapshotResponse:
     snapshot_id: OffsetAndEpoch
     size: int = -1
     position: int = 0
-    unaligned_records: Buffer | Slice = b""
+    unaligned_records: Buffer | DeferredRead = b""
     error: ErrorCode = NONE
 
 
@@ -170,7 +170,7 @@ Request = (
 Response = VoteResponse | EpochResponse | FetchResponse | FetchSnapshotResponse | RaftVoterResponse
 
 
-class Message(NamedTuple):
+class RaftMessage(NamedTuple):
     """A request or response under way. A response has its request's `correlation`, which only the
     sender of the request reads."""
 

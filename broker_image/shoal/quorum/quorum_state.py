@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from shoal.log.uuids import uuid_from_text, uuid_text
+from shoal.log.uuids import format_uuid, parse_uuid
 from shoal.quorum.voters import NO_UUID, ReplicaKey
 
 FILE_NAME = "quorum-state"
@@ -17,7 +17,7 @@ _VERSION = 1
 _NOBODY = -1
 
 
-class CorruptState(Exception):
+class CorruptQuorumState(Exception):
     """A quorum-state file that cannot be read. Voting without it could elect two leaders."""
 
 
@@ -35,26 +35,26 @@ class QuorumState(NamedTuple):
             "leaderId": _NOBODY if self.leader_id is None else self.leader_id,
             "leaderEpoch": self.leader_epoch,
             "votedId": _NOBODY if voted is None else voted.id,
-            "votedDirectoryId": uuid_text((voted and voted.directory_id) or NO_UUID),
+            "votedDirectoryId": format_uuid((voted and voted.directory_id) or NO_UUID),
             "data_version": _VERSION,
         }
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> QuorumState:
-        """Raises `CorruptState`."""
+        """Raises `CorruptQuorumState`."""
         try:
             fields = json.loads(data)
             if fields["data_version"] not in (0, _VERSION):
-                raise CorruptState(f"quorum-state is of version {fields['data_version']}")
+                raise CorruptQuorumState(f"quorum-state is of version {fields['data_version']}")
             leader_id, voted_id = int(fields["leaderId"]), int(fields["votedId"])
-            directory_id = uuid_from_text(fields.get("votedDirectoryId", ""))
+            directory_id = parse_uuid(fields.get("votedDirectoryId", ""))
             epoch = int(fields["leaderEpoch"])
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptState(f"quorum-state does not read: {error!r}") from None
-        known = None if directory_id in (None, NO_UUID) else directory_id
+            raise CorruptQuorumState(f"quorum-state does not read: {error!r}") from None
+        voted_directory_id = None if directory_id in (None, NO_UUID) else directory_id
         return cls(
             epoch,
             None if leader_id == _NOBODY else leader_id,
-            None if voted_id == _NOBODY else ReplicaKey(voted_id, known),
+            None if voted_id == _NOBODY else ReplicaKey(voted_id, voted_directory_id),
         )

@@ -23,14 +23,14 @@ from shoal.quorum import elections, following, leading
 from shoal.quorum.events import (
     Effects,
     Event,
+    LogSynced,
+    MessageReceived,
     PeerDown,
     Propose,
-    Received,
     RequestFailed,
     Resign,
     SnapshotInstalled,
     SnapshotTaken,
-    Synced,
     Tick,
     Trim,
 )
@@ -44,7 +44,7 @@ from shoal.quorum.messages import (
     FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
-    Message,
+    RaftMessage,
     RemoveRaftVoterRequest,
     Response,
     UpdateRaftVoterRequest,
@@ -107,8 +107,8 @@ class Raft(Replica):
         if self.deadline_ms is not None:
             due.append(self.deadline_ms)
         if self.leader_state is not None:
-            due += leading.deadlines(self, self.leader_state)
-        return min((at for at in due if at > self.now_ms), default=None)
+            due += leading.collect_deadlines(self, self.leader_state)
+        return min((deadline for deadline in due if deadline > self.now_ms), default=None)
 
     # The entry point.
 
@@ -119,40 +119,40 @@ class Raft(Replica):
         match event:
             case Tick():
                 pass
-            case Received() | RequestFailed() | PeerDown():
-                self._network_event(event)
-            case Synced() | SnapshotTaken() | SnapshotInstalled() | Trim():
-                self._log_event(event)
+            case MessageReceived() | RequestFailed() | PeerDown():
+                self._on_network_event(event)
+            case LogSynced() | SnapshotTaken() | SnapshotInstalled() | Trim():
+                self._on_log_event(event)
             case Propose(batch):
                 leading.propose(self, batch)
             case Resign():
                 if self.role is Role.LEADER:
                     self.resign()
         self._drive()
-        return self._effects()
+        return self._collect_effects()
 
-    def _network_event(self, event: Received | RequestFailed | PeerDown) -> None:
+    def _on_network_event(self, event: MessageReceived | RequestFailed | PeerDown) -> None:
         match event:
-            case Received(message):
+            case MessageReceived(message):
                 self._receive(message)
             case RequestFailed(to, correlation):
                 if (flight := self.in_flight.get(to)) and flight.correlation == correlation:
                     self._give_up(to)
             case PeerDown(id):
-                self._peer_down(id)
+                self._on_peer_down(id)
 
-    def _log_event(self, event: Synced | SnapshotTaken | SnapshotInstalled | Trim) -> None:
+    def _on_log_event(self, event: LogSynced | SnapshotTaken | SnapshotInstalled | Trim) -> None:
         match event:
-            case Synced(end_offset):
-                self._synced(end_offset)
+            case LogSynced(end_offset):
+                self._on_synced(end_offset)
             case SnapshotTaken(snapshot_id):
-                self._snapshot_taken(snapshot_id)
+                self._on_snapshot_taken(snapshot_id)
             case SnapshotInstalled(snapshot_id, voters):
-                following.installed(self, snapshot_id, voters)
+                following.complete_install(self, snapshot_id, voters)
             case Trim(base):
                 self._trim(base)
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: RaftMessage) -> None:
         body = message.body
         if isinstance(body, Response):
             flight = self.in_flight.get(message.source)
@@ -170,10 +170,10 @@ class Raft(Replica):
             to for to, flight in self.in_flight.items() if flight.deadline_ms <= self.now_ms
         ]:
             self._give_up(to)
-        for to in [to for to, at in self.retry_ms.items() if at <= self.now_ms]:
+        for to in [to for to, due_ms in self.retry_ms.items() if due_ms <= self.now_ms]:
             del self.retry_ms[to]
         for _ in range(_MOVES_MAX):
-            if not self._timer():
+            if not self._run_timer():
                 break
         match self.role:
             case Role.PROSPECTIVE | Role.CANDIDATE:
@@ -185,7 +185,7 @@ class Raft(Replica):
             case Role.RESIGNED:
                 elections.send_end(self)
 
-    def _timer(self) -> bool:
+    def _run_timer(self) -> bool:
         """Change the role if its deadline has passed; return whether it did."""
         if self.role is Role.LEADER:
             return leading.resign_if_quorum_lost(self)
@@ -207,7 +207,7 @@ class Raft(Replica):
                 self.become_unattached(self.epoch + 1)
         return True
 
-    def _effects(self) -> Effects:
+    def _collect_effects(self) -> Effects:
         state = QuorumState(self.epoch, self.leader_id, self.voted)
         changed = state != self._written
         self._written = state
@@ -256,12 +256,12 @@ class Raft(Replica):
     def become_prospective(self) -> None:
         """Begin the pre-vote: ask whether an election would succeed."""
         self._move(Role.PROSPECTIVE, self.epoch, self.leader_id)
-        elections.count(self)
+        elections.count_votes(self)
 
     def become_candidate(self) -> None:
         self._move(Role.CANDIDATE, self.epoch + 1, None)
         self.voted = self.local
-        elections.count(self)
+        elections.count_votes(self)
 
     def become_leader(self) -> None:
         granting = [self.local.id, *(id for id, granted in sorted(self.votes.items()) if granted)]
@@ -309,7 +309,7 @@ class Raft(Replica):
         del self.in_flight[to]
         self.back_off(to)
 
-    def _peer_down(self, id: int) -> None:
+    def _on_peer_down(self, id: int) -> None:
         """Stop waiting for a leader or a voter whose process has ended.
 
         A random delay keeps two followers from splitting the vote. A candidate counts a voter that
@@ -317,7 +317,7 @@ class Raft(Replica):
         """
         if self.role is Role.CANDIDATE and id in self.voters.latest.ids:
             self.votes.setdefault(id, False)
-            elections.count(self)
+            elections.count_votes(self)
             return
         if self.role is not Role.FOLLOWER or self.leader_id != id:
             return
@@ -328,18 +328,18 @@ class Raft(Replica):
         soon_ms = self.now_ms + self.choose(_PEER_DOWN_SPREAD * self.settings.retry_backoff_ms)
         self.deadline_ms = min(self.deadline_ms or soon_ms, soon_ms)
 
-    def _synced(self, end_offset: int) -> None:
+    def _on_synced(self, end_offset: int) -> None:
         self._syncing = self._cut_syncing = False
         if not self._cut_owed:
             self.synced_offset = max(self.synced_offset, min(end_offset, self.index.end_offset))
         if self.leader_state is not None:
             leading.advance(self, self.leader_state)
 
-    def _snapshot_taken(self, snapshot_id: OffsetAndEpoch) -> None:
+    def _on_snapshot_taken(self, snapshot_id: OffsetAndEpoch) -> None:
         """Note a snapshot. The log before it stays until `Trim`, for followers that lag."""
         index, before = self.index, self.index.snapshot
         assert (before or index.base).offset < snapshot_id.offset <= self.high_watermark
-        assert index.epoch_at(snapshot_id.offset) == snapshot_id.epoch, snapshot_id
+        assert index.find_epoch(snapshot_id.offset) == snapshot_id.epoch, snapshot_id
         index.snapshots.append(snapshot_id)
 
     def _trim(self, base: OffsetAndEpoch) -> None:
@@ -351,7 +351,7 @@ class Raft(Replica):
             self.trim_to = base
 
 
-_REQUESTS: dict[type, Callable[[Raft, Message, Any], None]] = {
+_REQUESTS: dict[type, Callable[[Raft, RaftMessage, Any], None]] = {
     VoteRequest: elections.on_vote,
     BeginQuorumEpochRequest: elections.on_begin,
     EndQuorumEpochRequest: elections.on_end,

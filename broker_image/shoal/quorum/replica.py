@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.quorum.control_records import build_control_batch
-from shoal.quorum.messages import Message, Request, Response
+from shoal.quorum.messages import RaftMessage, Request, Response
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.states import Role
 
@@ -48,16 +48,26 @@ class QuorumSettings(NamedTuple):
 
 
 class CommittedRecordsLost(Exception):
-    """The leader's log lacks records that were committed, or that were of this leader. Raft
-    excludes this, so a majority of the voters has lost its data."""
+    """The leader's log lacks records that were committed, or that were of this leader, or no voter
+    knows an epoch that a voter led. Raft excludes this, so a majority of the voters has lost its
+    data. The message is the rest of a sentence on that voter."""
 
-    def __init__(self, common: int, committed: int) -> None:
-        super().__init__(f"the leader lacks the records from {common} to {committed}")
-        #: The offset up to which the logs agree, and the end of what the leader should have.
-        self.common, self.committed = common, committed
+    @classmethod
+    def from_offsets(cls, common: int, committed: int) -> CommittedRecordsLost:
+        """`common` is the offset up to which the logs agree, `committed` the end of what the leader
+        should have."""
+        return cls(
+            f"its log agrees with this node's up to offset {common}, and this node has it up to"
+            f" {committed}"
+        )
+
+    @classmethod
+    def from_epochs(cls, epoch: int, known: int) -> CommittedRecordsLost:
+        """`epoch` is that of the voters, `known` the one that this node has seen a voter lead."""
+        return cls(f"it is in epoch {epoch}, and this node has followed it in epoch {known}")
 
 
-class InFlight(NamedTuple):
+class InFlightRequest(NamedTuple):
     """A request without a response; there is at most one to each peer."""
 
     correlation: int
@@ -106,7 +116,9 @@ class Replica(ABC):
         self.leader_state: LeaderState | None = None
         #: Voters that have not confirmed the end of this replica's leadership.
         self.unconfirmed: dict[int, tuple[ReplicaKey, ...]] = {}
-        self.in_flight: dict[int, InFlight] = {}
+        #: Voters in an epoch before the last one of this log, with that epoch (observers only).
+        self.voters_behind: dict[int, int] = {}
+        self.in_flight: dict[int, InFlightRequest] = {}
         self.retry_ms: dict[int, int] = {}
         self._correlation = 0
         self._written = state
@@ -122,7 +134,7 @@ class Replica(ABC):
         self.chunk: SnapshotChunk | None = None
         self.install: OffsetAndEpoch | None = None
         self.trim_to: OffsetAndEpoch | None = None
-        self.messages: list[Message] = []
+        self.messages: list[RaftMessage] = []
         self.proposed: int | None = None
 
     # State.
@@ -138,7 +150,7 @@ class Replica(ABC):
 
     @property
     def is_voter(self) -> bool:
-        return self.voters.latest.holds(self.local)
+        return self.voters.latest.has_voter(self.local)
 
     @property
     def may_stand(self) -> bool:
@@ -148,7 +160,10 @@ class Replica(ABC):
         enough to win, and then it leads until the removal is committed (Ongaro's thesis, 4.2.2).
         The known high watermark is only a lower bound, in particular after a restart.
         """
-        return any(voters.holds(self.local) for voters in self.voters.since(self.high_watermark))
+        return any(
+            voters.has_voter(self.local)
+            for voters in self.voters.find_sets_since(self.high_watermark)
+        )
 
     @property
     def sync_pending(self) -> bool:
@@ -181,11 +196,11 @@ class Replica(ABC):
         """Send a request that may take the peer `wait_ms` to answer."""
         self._correlation += 1
         deadline_ms = self.now_ms + self.settings.request_timeout_ms + wait_ms
-        self.in_flight[to] = InFlight(self._correlation, body, deadline_ms)
-        self.messages.append(Message(self.local.id, to, self._correlation, body))
+        self.in_flight[to] = InFlightRequest(self._correlation, body, deadline_ms)
+        self.messages.append(RaftMessage(self.local.id, to, self._correlation, body))
 
     def reply(self, to: int, correlation: Any, body: Response) -> None:
-        self.messages.append(Message(self.local.id, to, correlation, body))
+        self.messages.append(RaftMessage(self.local.id, to, correlation, body))
 
     def back_off(self, to: int) -> None:
         """Send nothing to the peer until its retry back-off has passed."""
@@ -195,7 +210,7 @@ class Replica(ABC):
 
     def append(self, data: Buffer, epoch: int, base_offset: int, next_offset: int) -> None:
         """Append a batch to the log."""
-        self.index.appended(epoch, base_offset, next_offset)
+        self.index.append(epoch, base_offset, next_offset)
         self.appends.append(data)
 
     def append_control(self, records: list[tuple[ControlType, dict[str, Any]]]) -> None:
@@ -221,7 +236,7 @@ class Replica(ABC):
         """Raise `CommittedRecordsLost` if a leader's log continues ours only up to `offset`, and
         committed records are behind it."""
         if offset < self.high_watermark:
-            raise CommittedRecordsLost(offset, self.high_watermark)
+            raise CommittedRecordsLost.from_offsets(offset, self.high_watermark)
 
     def commit(self, offset: int) -> bool:
         """Advance the high watermark to `offset`; return whether it moved."""

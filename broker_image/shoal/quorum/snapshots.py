@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.quorum.control_records import build_control_batch, read_control_batch
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.voters import KRAFT_VERSION, VoterSet
-from shoal.record.batch import Buffer, CorruptBatch, assign, check_crc, headers, read_header
+from shoal.record.batch import Buffer, CorruptBatch, assign, check_crc, iter_headers, read_header
 from shoal.record.control import ControlType
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ SUFFIX = ".checkpoint"
 PART = ".part"
 
 
-def file_name(snapshot_id: OffsetAndEpoch) -> str:
+def format_file_name(snapshot_id: OffsetAndEpoch) -> str:
     return f"{snapshot_id.offset:020d}-{snapshot_id.epoch:010d}{SUFFIX}"
 
 
-def id_of(name: str) -> OffsetAndEpoch | None:
+def parse_file_name(name: str) -> OffsetAndEpoch | None:
     """Return the id of the snapshot in a file of that name; None for other files."""
     stem = name.removesuffix(SUFFIX)
     offset, dash, epoch = stem.partition("-")
@@ -50,7 +50,7 @@ def build(
     if voters is not None:
         controls += [
             (ControlType.KRAFT_VERSION, {"kraft_version": KRAFT_VERSION}),
-            (ControlType.KRAFT_VOTERS, voters.fields()),
+            (ControlType.KRAFT_VOTERS, voters.to_fields()),
         ]
     head = build_control_batch(
         controls,
@@ -79,7 +79,7 @@ def read(data: Buffer) -> tuple[VoterSet | None, list[memoryview]]:
     Raises `CorruptBatch` for a file that is incomplete or corrupt.
     """
     voters, batches, complete, end = None, [], False, 0
-    for at, header in headers(data):
+    for at, header in iter_headers(data):
         if complete or not check_crc(data, at, header):
             raise CorruptBatch(f"the snapshot's batch at byte {at}")
         end = at + header.size

@@ -20,7 +20,7 @@ or was removed and has not learned it, therefore disturbs no leader.
 again, because it no longer knows which messages it has sent in it.
 
 *Voter* and *observer* are not roles: the voter set decides about membership. *Voted* belongs to an
-epoch and is kept beside the role. `current_state` combines them as Kafka's metric does.
+epoch and is kept beside the role. `format_current_state` combines them as Kafka's metric does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Role(Enum):
     RESIGNED = "resigned"
 
 
-class Step(Enum):
+class EpochStep(Enum):
     """How the epoch changes with a move."""
 
     SAME = "same"
@@ -51,35 +51,35 @@ class Step(Enum):
     HIGHER = "higher"
     NOT_LOWER = "not lower"
 
-    def admits(self, before: int, after: int) -> bool:
-        if self is Step.SAME:
+    def may_change(self, before: int, after: int) -> bool:
+        if self is EpochStep.SAME:
             return after == before
-        if self is Step.NEXT:
+        if self is EpochStep.NEXT:
             return after == before + 1
-        return after > before if self is Step.HIGHER else after >= before
+        return after > before if self is EpochStep.HIGHER else after >= before
 
 
 #: All legal moves, with the change of the epoch. Any other move is a bug.
-MOVES: Mapping[tuple[Role, Role], Step] = {
-    (Role.UNATTACHED, Role.UNATTACHED): Step.HIGHER,
-    (Role.UNATTACHED, Role.PROSPECTIVE): Step.SAME,
-    (Role.UNATTACHED, Role.FOLLOWER): Step.NOT_LOWER,
-    (Role.PROSPECTIVE, Role.CANDIDATE): Step.NEXT,
-    (Role.PROSPECTIVE, Role.UNATTACHED): Step.NOT_LOWER,
-    (Role.PROSPECTIVE, Role.FOLLOWER): Step.NOT_LOWER,
-    (Role.CANDIDATE, Role.LEADER): Step.SAME,
-    (Role.CANDIDATE, Role.PROSPECTIVE): Step.SAME,
-    (Role.CANDIDATE, Role.UNATTACHED): Step.HIGHER,
-    (Role.CANDIDATE, Role.FOLLOWER): Step.NOT_LOWER,
-    (Role.LEADER, Role.RESIGNED): Step.SAME,
-    (Role.LEADER, Role.UNATTACHED): Step.HIGHER,
-    (Role.LEADER, Role.FOLLOWER): Step.HIGHER,
-    (Role.FOLLOWER, Role.PROSPECTIVE): Step.SAME,
+MOVES: Mapping[tuple[Role, Role], EpochStep] = {
+    (Role.UNATTACHED, Role.UNATTACHED): EpochStep.HIGHER,
+    (Role.UNATTACHED, Role.PROSPECTIVE): EpochStep.SAME,
+    (Role.UNATTACHED, Role.FOLLOWER): EpochStep.NOT_LOWER,
+    (Role.PROSPECTIVE, Role.CANDIDATE): EpochStep.NEXT,
+    (Role.PROSPECTIVE, Role.UNATTACHED): EpochStep.NOT_LOWER,
+    (Role.PROSPECTIVE, Role.FOLLOWER): EpochStep.NOT_LOWER,
+    (Role.CANDIDATE, Role.LEADER): EpochStep.SAME,
+    (Role.CANDIDATE, Role.PROSPECTIVE): EpochStep.SAME,
+    (Role.CANDIDATE, Role.UNATTACHED): EpochStep.HIGHER,
+    (Role.CANDIDATE, Role.FOLLOWER): EpochStep.NOT_LOWER,
+    (Role.LEADER, Role.RESIGNED): EpochStep.SAME,
+    (Role.LEADER, Role.UNATTACHED): EpochStep.HIGHER,
+    (Role.LEADER, Role.FOLLOWER): EpochStep.HIGHER,
+    (Role.FOLLOWER, Role.PROSPECTIVE): EpochStep.SAME,
     # In the same epoch, this is an observer that has lost its leader and looks for another.
-    (Role.FOLLOWER, Role.UNATTACHED): Step.NOT_LOWER,
-    (Role.FOLLOWER, Role.FOLLOWER): Step.HIGHER,
-    (Role.RESIGNED, Role.UNATTACHED): Step.HIGHER,
-    (Role.RESIGNED, Role.FOLLOWER): Step.HIGHER,
+    (Role.FOLLOWER, Role.UNATTACHED): EpochStep.NOT_LOWER,
+    (Role.FOLLOWER, Role.FOLLOWER): EpochStep.HIGHER,
+    (Role.RESIGNED, Role.UNATTACHED): EpochStep.HIGHER,
+    (Role.RESIGNED, Role.FOLLOWER): EpochStep.HIGHER,
 }
 
 
@@ -88,10 +88,10 @@ def check_move(before: Role, epoch_before: int, after: Role, epoch_after: int) -
     step = MOVES.get((before, after))
     move = f"{before.value} in epoch {epoch_before} must not become {after.value} in {epoch_after}"
     assert step is not None, move
-    assert step.admits(epoch_before, epoch_after), move
+    assert step.may_change(epoch_before, epoch_after), move
 
 
-def current_state(role: Role, *, voter: bool, voted: bool) -> str:
+def format_current_state(role: Role, *, voter: bool, voted: bool) -> str:
     """Return the role as Kafka's `current-state` metric names it."""
     if not voter and role in (Role.UNATTACHED, Role.FOLLOWER):
         return "observer"

@@ -4,9 +4,9 @@ An open store has the durable state that `Raft` begins with: `state`, `index` an
 asserts after all `Effects` that the index and the log agree.
 
 All files are in the directory of the log, as in Kafka. The log begins at the oldest snapshot, or at
-0. `expired` returns the snapshot at which it may begin, by `metadata.max.retention.bytes` and
-`.ms`. As in Kafka, the oldest snapshots are deleted first, and the newest always stays. A follower
-that lags can therefore fetch from the log instead of a snapshot.
+0. `find_expired_base` returns the snapshot at which it may begin, by `metadata.max.retention.bytes`
+  and `.ms`. As in Kafka, the oldest snapshots are deleted first, and the newest always stays. A
+  follower that lags can therefore fetch from the log instead of a snapshot.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from shoal.log.errors import CorruptLog
 from shoal.quorum import snapshots
 from shoal.quorum.control_records import read_control_batch
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
-from shoal.quorum.messages import FetchResponse, FetchSnapshotResponse, Message, Slice
+from shoal.quorum.messages import DeferredRead, FetchResponse, FetchSnapshotResponse, RaftMessage
 from shoal.quorum.quorum_state import FILE_NAME, QuorumState
 from shoal.quorum.voters import VoterHistory, VoterSet
-from shoal.record.batch import Buffer, CorruptBatch, headers
+from shoal.record.batch import Buffer, CorruptBatch, iter_headers
 from shoal.record.control import ControlType
 
 if TYPE_CHECKING:
@@ -42,21 +42,23 @@ class QuorumStore:
 
     def __init__(self, storage: Storage, log: Log, configured: VoterSet) -> None:
         """`configured` is the voter set of a log that has none yet. Raises `OSError`, `CorruptLog`
-        and `CorruptState`."""
+        and `CorruptQuorumState`."""
         self._storage = storage
         self.log = log
         self._state_path = f"{log.directory}/{FILE_NAME}"
-        for name in storage.names(log.directory):
+        for name in storage.list_directory(log.directory):
             if name.endswith(snapshots.SUFFIX + snapshots.PART):
                 storage.remove(f"{log.directory}/{name}")
-        found = self._snapshots()
-        newest = found[-1] if found else None
+        on_disk = self._list_snapshots()
+        newest = on_disk[-1] if on_disk else None
         base = _EMPTY
-        if newest is not None and not _leads_through(log, newest):
+        if newest is not None and not _is_contiguous_with(log, newest):
             log.truncate_fully_and_start_at(newest.offset)
             base = newest
-        elif begin := _begin(log):
-            base = next((one for one in found if one.offset >= begin), _EMPTY)
+        elif begin := _find_begin(log):
+            base = next(
+                (snapshot_id for snapshot_id in on_disk if snapshot_id.offset >= begin), _EMPTY
+            )
         log.advance_log_start(base.offset)
         # The disk may have refused the first record of an epoch when the log had begun it.
         log.epochs.truncate_from_end(log.log_end_offset)
@@ -66,11 +68,11 @@ class QuorumStore:
             base=base,
             end_offset=log.log_end_offset,
             epochs=log.epochs.entries,
-            snapshots=self._snapshots(),
+            snapshots=self._list_snapshots(),
         )
         # Kafka's formatting tool leaves the first voters in a snapshot at offset 0. That of a
         # restored cluster has none, and the first leader writes those that are configured.
-        first = self.read_snapshot(base)[0] if base in found else None
+        first = self.read_snapshot(base)[0] if base in on_disk else None
         self.voters = VoterHistory(first or configured, base.offset - 1 if first else -1)
         self._load_voters()
         self.state = QuorumState()
@@ -80,14 +82,14 @@ class QuorumStore:
     def _load_voters(self) -> None:
         log, offset = self.log, self.log.log_start_offset
         while offset < log.log_end_offset:
-            found = log.read(offset, _READ_BYTES)
-            for at, header in headers(found.data):
+            result = log.read(offset, _READ_BYTES)
+            for position, header in iter_headers(result.data):
                 if header.is_control:
-                    for record in read_control_batch(found.data, at):
+                    for record in read_control_batch(result.data, position):
                         if record.kind is ControlType.KRAFT_VOTERS:
                             voters = VoterSet.from_fields(record.fields)
-                            self.voters.appended(record.offset, voters)
-            offset = found.next_offset
+                            self.voters.append(record.offset, voters)
+            offset = result.next_offset
 
     # Effects.
 
@@ -108,8 +110,8 @@ class QuorumStore:
             self._write_chunk(effects.chunk)
         if effects.trim_to is not None:
             log.advance_log_start(effects.trim_to.offset)
-            for gone in log.tick_retention(now_ms, high_watermark=effects.high_watermark):
-                gone.remove()
+            for segment in log.tick_retention(now_ms, high_watermark=effects.high_watermark):
+                segment.remove()
             self._remove_snapshots_before(effects.trim_to)
         self.check()
 
@@ -120,16 +122,18 @@ class QuorumStore:
         epoch = log.latest_epoch if log.log_end_offset > index.start_offset else index.base.epoch
         assert ours == (log.log_start_offset, log.log_end_offset, epoch), (ours, epoch)
 
-    def filled(self, message: Message) -> Message:
+    def resolve_read(self, message: RaftMessage) -> RaftMessage:
         """Return the message with the bytes that its `Slice` refers to."""
         body = message.body
-        if isinstance(body, FetchResponse) and isinstance(body.records, Slice):
+        if isinstance(body, FetchResponse) and isinstance(body.records, DeferredRead):
             part = body.records
-            found = self.log.read(part.offset, part.max_bytes, max_offset=part.end_offset)
-            return message._replace(body=replace(body, records=bytes(found.data)))
-        if isinstance(body, FetchSnapshotResponse) and isinstance(body.unaligned_records, Slice):
+            result = self.log.read(part.offset, part.max_bytes, max_offset=part.end_offset)
+            return message._replace(body=replace(body, records=bytes(result.data)))
+        if isinstance(body, FetchSnapshotResponse) and isinstance(
+            body.unaligned_records, DeferredRead
+        ):
             part = body.unaligned_records
-            file = self._storage.open(self._path(body.snapshot_id))
+            file = self._storage.open(self._to_path(body.snapshot_id))
             try:
                 size, data = file.size(), file.read(part.offset, part.max_bytes)
             finally:
@@ -142,7 +146,7 @@ class QuorumStore:
         return self.log.begin_sync()
 
     def finish_sync(self, sync: Sync | None, error: OSError | None = None) -> int:
-        """End a sync that has run; return the offset for `Synced`."""
+        """End a sync that has run; return the offset for `LogSynced`."""
         if sync is not None:
             self.log.finish_sync(sync, error)
         return self.log.recovery_point
@@ -159,13 +163,13 @@ class QuorumStore:
     ) -> None:
         """Write the batches of the state as a durable snapshot. `SnapshotTaken` reports it."""
         data = snapshots.build(snapshot_id, voters, batches, last_timestamp_ms=last_timestamp_ms)
-        self._storage.replace_file(self._path(snapshot_id), data, sync=True)
+        self._storage.replace_file(self._to_path(snapshot_id), data, sync=True)
 
     def read_snapshot(
         self, snapshot_id: OffsetAndEpoch
     ) -> tuple[VoterSet | None, list[memoryview]]:
         """Return its voters and the batches of the state. Raises `CorruptLog`."""
-        path = self._path(snapshot_id)
+        path = self._to_path(snapshot_id)
         try:
             return snapshots.read(self._storage.read_file(path))
         except CorruptBatch as error:
@@ -173,7 +177,7 @@ class QuorumStore:
 
     def install(self, snapshot_id: OffsetAndEpoch) -> VoterSet | None:
         """Replace the log by a fetched snapshot; return its voters. Raises `CorruptLog`."""
-        storage, path = self._storage, self._path(snapshot_id)
+        storage, path = self._storage, self._to_path(snapshot_id)
         file = storage.open(path + snapshots.PART)
         file.sync()
         file.close()
@@ -184,29 +188,34 @@ class QuorumStore:
         self._remove_snapshots_before(snapshot_id)
         return voters
 
-    def expired(self, now_ms: int, *, bytes_max: int, age_max_ms: int) -> OffsetAndEpoch | None:
+    def find_expired_base(
+        self, now_ms: int, *, bytes_max: int, age_max_ms: int
+    ) -> OffsetAndEpoch | None:
         """Return the snapshot at which the log should begin, or None if nothing has expired.
 
         It is the one after the last snapshot that exceeds a limit. A negative limit does not
         apply. The age of a snapshot counts from the time at which its file was written.
         """
-        kept = self.index.snapshots
-        if len(kept) < 2:
+        snapshot_ids = self.index.snapshots
+        if len(snapshot_ids) < 2:
             return None
-        sizes = {one: self._storage.size_bytes(self._path(one)) for one in kept}
+        sizes = {
+            snapshot_id: self._storage.get_size_bytes(self._to_path(snapshot_id))
+            for snapshot_id in snapshot_ids
+        }
         total = self.log.size_bytes + sum(sizes.values())
         base = None
-        for oldest, following in pairwise(kept):
-            age_ms = now_ms - self._storage.modified_ms(self._path(oldest))
+        for oldest, following in pairwise(snapshot_ids):
+            age_ms = now_ms - self._storage.get_modified_ms(self._to_path(oldest))
             is_old = 0 <= age_max_ms < age_ms
             if not is_old and not 0 <= bytes_max < total:
                 break
-            before = self._bytes_before(oldest) if base is not None else 0
-            total -= sizes[oldest] + self._bytes_before(following) - before
+            before = self._count_bytes_before(oldest) if base is not None else 0
+            total -= sizes[oldest] + self._count_bytes_before(following) - before
             base = following
         return base
 
-    def _bytes_before(self, snapshot_id: OffsetAndEpoch) -> int:
+    def _count_bytes_before(self, snapshot_id: OffsetAndEpoch) -> int:
         """Return the bytes of the segments before that snapshot."""
         segments = self.log.segments
         return sum(
@@ -216,37 +225,39 @@ class QuorumStore:
         )
 
     def _write_chunk(self, chunk: SnapshotChunk) -> None:
-        file = self._storage.open(self._path(chunk.snapshot_id) + snapshots.PART, create=True)
+        file = self._storage.open(self._to_path(chunk.snapshot_id) + snapshots.PART, create=True)
         file.truncate(chunk.position)
         file.write(chunk.position, [chunk.data])
         file.close()
 
-    def _snapshots(self) -> list[OffsetAndEpoch]:
+    def _list_snapshots(self) -> list[OffsetAndEpoch]:
         """Return the snapshots in the directory, by offset."""
-        found = map(snapshots.id_of, self._storage.names(self.log.directory))
-        return sorted(snapshot_id for snapshot_id in found if snapshot_id is not None)
+        parsed = map(snapshots.parse_file_name, self._storage.list_directory(self.log.directory))
+        return sorted(snapshot_id for snapshot_id in parsed if snapshot_id is not None)
 
     def _remove_snapshots_before(self, base: OffsetAndEpoch) -> None:
-        for snapshot_id in self._snapshots():
+        for snapshot_id in self._list_snapshots():
             if snapshot_id.offset < base.offset:
-                self._storage.remove(self._path(snapshot_id))
+                self._storage.remove(self._to_path(snapshot_id))
 
-    def _path(self, snapshot_id: OffsetAndEpoch) -> str:
-        return f"{self.log.directory}/{snapshots.file_name(snapshot_id)}"
+    def _to_path(self, snapshot_id: OffsetAndEpoch) -> str:
+        return f"{self.log.directory}/{snapshots.format_file_name(snapshot_id)}"
 
 
-def _begin(log: Log) -> int:
+def _find_begin(log: Log) -> int:
     """Return the first offset from which the log has records and their epochs.
 
     A power loss may bring back the start offset from before a snapshot replaced the log. The epochs
     then begin later than the log.
     """
-    return max([log.log_start_offset, *(at for _, at in log.epochs.entries[:1])])
+    return max(
+        [log.log_start_offset, *(start_offset for _, start_offset in log.epochs.entries[:1])]
+    )
 
 
-def _leads_through(log: Log, snapshot: OffsetAndEpoch) -> bool:
+def _is_contiguous_with(log: Log, snapshot: OffsetAndEpoch) -> bool:
     """Whether the log continues after the snapshot. If not, the snapshot replaces the log."""
     if not log.log_start_offset <= snapshot.offset <= log.log_end_offset:
         return False
     at_start = snapshot.offset == log.log_start_offset
-    return at_start or log.epochs.epoch_of(snapshot.offset - 1) == snapshot.epoch
+    return at_start or log.epochs.find_epoch(snapshot.offset - 1) == snapshot.epoch

@@ -29,7 +29,7 @@ class ReplicaKey(NamedTuple):
     directory_id: UUID | None = None
 
 
-class Endpoint(NamedTuple):
+class VoterEndpoint(NamedTuple):
     """The address of a voter's listener."""
 
     name: str
@@ -41,15 +41,15 @@ class Voter(NamedTuple):
     """One member of a voter set."""
 
     key: ReplicaKey
-    endpoints: tuple[Endpoint, ...] = ()
+    endpoints: tuple[VoterEndpoint, ...] = ()
     min_kraft_version: int = 0
     max_kraft_version: int = KRAFT_VERSION
 
     def is_of(self, key: ReplicaKey) -> bool:
         """Whether `key` is this voter. Without a directory id in the set, the node id decides."""
-        mine = self.key
-        return mine.id == key.id and (
-            mine.directory_id is None or mine.directory_id == key.directory_id
+        own_key = self.key
+        return own_key.id == key.id and (
+            own_key.directory_id is None or own_key.directory_id == key.directory_id
         )
 
 
@@ -60,14 +60,14 @@ class VoterSet:
     voters: Mapping[int, Voter] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, voters: Iterable[Voter]) -> VoterSet:
+    def from_voters(cls, voters: Iterable[Voter]) -> VoterSet:
         """Raises `ValueError` when two voters have one id."""
-        found: dict[int, Voter] = {}
+        by_id: dict[int, Voter] = {}
         for voter in sorted(voters, key=lambda v: v.key.id):
-            if voter.key.id in found:
+            if voter.key.id in by_id:
                 raise ValueError(f"node id {voter.key.id} is listed twice")
-            found[voter.key.id] = voter
-        return cls(found)
+            by_id[voter.key.id] = voter
+        return cls(by_id)
 
     def __iter__(self) -> Iterator[Voter]:
         return iter(self.voters.values())
@@ -83,26 +83,26 @@ class VoterSet:
     def majority(self) -> int:
         return len(self.voters) // 2 + 1
 
-    def holds(self, key: ReplicaKey) -> bool:
+    def has_voter(self, key: ReplicaKey) -> bool:
         """Whether the replica is a voter of this set."""
         voter = self.voters.get(key.id)
         return voter is not None and voter.is_of(key)
 
-    def others(self, key: ReplicaKey) -> list[Voter]:
+    def find_others(self, key: ReplicaKey) -> list[Voter]:
         """Return the voters other than `key`."""
         return [voter for voter in self if not voter.is_of(key)]
 
-    def added(self, voter: Voter) -> VoterSet:
-        return VoterSet.of([*self, voter])
+    def with_voter(self, voter: Voter) -> VoterSet:
+        return VoterSet.from_voters([*self, voter])
 
-    def removed(self, key: ReplicaKey) -> VoterSet:
-        return VoterSet.of(voter for voter in self if not voter.is_of(key))
+    def without_voter(self, key: ReplicaKey) -> VoterSet:
+        return VoterSet.from_voters(voter for voter in self if not voter.is_of(key))
 
-    def updated(self, voter: Voter) -> VoterSet:
+    def with_updated_voter(self, voter: Voter) -> VoterSet:
         """Return the set with `voter` in place of the voter with its id."""
-        return VoterSet.of([*(v for v in self if v.key.id != voter.key.id), voter])
+        return VoterSet.from_voters([*(v for v in self if v.key.id != voter.key.id), voter])
 
-    def committed_offset(self, offsets: Mapping[int, int]) -> int:
+    def find_committed_offset(self, offsets: Mapping[int, int]) -> int:
         """Return the largest offset that a majority has reached; a missing voter counts as -1.
 
         id  offset
@@ -113,7 +113,7 @@ class VoterSet:
         reached = sorted((offsets.get(id, -1) for id in self.voters), reverse=True)
         return reached[self.majority - 1] if reached else -1
 
-    def fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         """Return the fields of a VotersRecord."""
         return {
             "voters": [
@@ -133,10 +133,10 @@ class VoterSet:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> VoterSet:
         """Return the set of a VotersRecord."""
-        return cls.of(
+        return cls.from_voters(
             Voter(
-                ReplicaKey(v["voter_id"], _known(v["voter_directory_id"])),
-                tuple(Endpoint(e["name"], e["host"], e["port"]) for e in v["endpoints"]),
+                ReplicaKey(v["voter_id"], _to_known_id(v["voter_directory_id"])),
+                tuple(VoterEndpoint(e["name"], e["host"], e["port"]) for e in v["endpoints"]),
                 v["kraft_version_feature"]["min_supported_version"],
                 v["kraft_version_feature"]["max_supported_version"],
             )
@@ -144,7 +144,7 @@ class VoterSet:
         )
 
 
-def _known(directory_id: UUID | None) -> UUID | None:
+def _to_known_id(directory_id: UUID | None) -> UUID | None:
     return None if directory_id == NO_UUID else directory_id
 
 
@@ -167,21 +167,24 @@ class VoterHistory:
         """The offset of its record; -1 for the configured set."""
         return self._sets[-1][0]
 
-    def at(self, offset: int) -> VoterSet:
+    def find_set_at(self, offset: int) -> VoterSet:
         """Return the set in force for a reader of all records below `offset`."""
-        return next((s for at, s in reversed(self._sets) if at < offset), self._sets[0][1])
+        return next(
+            (s for record_offset, s in reversed(self._sets) if record_offset < offset),
+            self._sets[0][1],
+        )
 
-    def since(self, offset: int) -> list[VoterSet]:
-        """Return the set of `at`, and all later ones."""
-        later = [voters for at, voters in self._sets if at >= offset]
-        return [self.at(offset), *later]
+    def find_sets_since(self, offset: int) -> list[VoterSet]:
+        """Return the set of `record_offset`, and all later ones."""
+        later_sets = [voters for record_offset, voters in self._sets if record_offset >= offset]
+        return [self.find_set_at(offset), *later_sets]
 
     @property
-    def logged(self) -> list[VoterSet]:
+    def logged_sets(self) -> list[VoterSet]:
         """The sets that are in the log or in its snapshot."""
-        return [voters for at, voters in self._sets if at >= 0]
+        return [voters for record_offset, voters in self._sets if record_offset >= 0]
 
-    def appended(self, offset: int, voters: VoterSet) -> None:
+    def append(self, offset: int, voters: VoterSet) -> None:
         assert offset > self.latest_offset, (offset, self.latest_offset)
         self._sets.append((offset, voters))
 

@@ -33,10 +33,25 @@ from shoal.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from shoal.quorum.voters import Endpoint, ReplicaKey, Voter
+from shoal.quorum.voters import ReplicaKey, Voter, VoterEndpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from shoal.protocol.responses import logs, quorum
+
+    ResponseFields = (
+        quorum.VoteResponse
+        | quorum.BeginQuorumEpochResponse
+        | quorum.EndQuorumEpochResponse
+        | logs.FetchResponse
+        | quorum.FetchSnapshotResponse
+        | quorum.AddRaftVoterResponse
+        | quorum.RemoveRaftVoterResponse
+        | quorum.UpdateRaftVoterResponse
+    )
+    #: The leader that a response names, if it does: its id and endpoint.
+    _Nodes = Sequence[tuple[int, VoterEndpoint]]
 
 TOPIC = "__cluster_metadata"
 #: The topic id that every Kafka cluster gives its metadata topic.
@@ -62,8 +77,8 @@ API_KEYS: Mapping[type, ApiKey] = {
 # Requests that are sent.
 
 
-def request_fields(
-    body: Request, *, cluster_id: str, endpoints: Iterable[Endpoint], max_bytes: int
+def build_request_fields(
+    body: Request, *, cluster_id: str, endpoints: Iterable[VoterEndpoint], max_bytes: int
 ) -> Fields:
     """Return the fields of a request. `endpoints` are the sender's; `max_bytes` limits a fetch."""
     fields = _REQUEST_FIELDS[type(body)](body)
@@ -76,11 +91,11 @@ def request_fields(
     return fields
 
 
-def _one(partition: Fields) -> list[Fields]:
+def _wrap_partition(partition: Fields) -> list[Fields]:
     return [{"topic_name": TOPIC, "name": TOPIC, "topic_id": TOPIC_ID, "partitions": [partition]}]
 
 
-def _vote(body: VoteRequest) -> Fields:
+def _build_vote(body: VoteRequest) -> Fields:
     partition = {
         "partition_index": 0,
         "replica_epoch": body.replica_epoch,
@@ -91,20 +106,20 @@ def _vote(body: VoteRequest) -> Fields:
         "last_offset": body.last_offset,
         "pre_vote": body.pre_vote,
     }
-    return {"voter_id": body.voter.id, "topics": _one(partition)}
+    return {"voter_id": body.voter.id, "topics": _wrap_partition(partition)}
 
 
-def _begin(body: BeginQuorumEpochRequest) -> Fields:
+def _build_begin(body: BeginQuorumEpochRequest) -> Fields:
     partition = {
         "partition_index": 0,
         "voter_directory_id": body.voter.directory_id,
         "leader_id": body.leader_id,
         "leader_epoch": body.leader_epoch,
     }
-    return {"voter_id": body.voter.id, "topics": _one(partition)}
+    return {"voter_id": body.voter.id, "topics": _wrap_partition(partition)}
 
 
-def _end(body: EndQuorumEpochRequest) -> Fields:
+def _build_end(body: EndQuorumEpochRequest) -> Fields:
     partition = {
         "partition_index": 0,
         "leader_id": body.leader_id,
@@ -114,10 +129,10 @@ def _end(body: EndQuorumEpochRequest) -> Fields:
             for key in body.preferred_candidates
         ],
     }
-    return {"topics": _one(partition)}
+    return {"topics": _wrap_partition(partition)}
 
 
-def _fetch(body: FetchRequest) -> Fields:
+def _build_fetch(body: FetchRequest) -> Fields:
     partition = {
         "partition": 0,
         "current_leader_epoch": body.current_leader_epoch,
@@ -133,38 +148,42 @@ def _fetch(body: FetchRequest) -> Fields:
         "min_bytes": 0,
         "session_id": 0,
         "session_epoch": -1,
-        "topics": _one(partition),
+        "topics": _wrap_partition(partition),
         "forgotten_topics_data": (),
     }
 
 
-def _fetch_snapshot(body: FetchSnapshotRequest) -> Fields:
+def _build_fetch_snapshot(body: FetchSnapshotRequest) -> Fields:
     partition = {
         "partition": 0,
         "current_leader_epoch": body.current_leader_epoch,
-        "snapshot_id": _snapshot_id(body.snapshot_id),
+        "snapshot_id": _build_snapshot_id(body.snapshot_id),
         "position": body.position,
         "replica_directory_id": body.replica.directory_id,
     }
-    return {"replica_id": body.replica.id, "max_bytes": body.max_bytes, "topics": _one(partition)}
+    return {
+        "replica_id": body.replica.id,
+        "max_bytes": body.max_bytes,
+        "topics": _wrap_partition(partition),
+    }
 
 
-def _add(body: AddRaftVoterRequest) -> Fields:
+def _build_add_voter(body: AddRaftVoterRequest) -> Fields:
     voter = body.voter
-    return _voter(voter.key) | {
+    return _build_voter(voter.key) | {
         "timeout_ms": 30_000,
         "listeners": [e._asdict() for e in voter.endpoints],
         "ack_when_committed": True,
     }
 
 
-def _remove(body: RemoveRaftVoterRequest) -> Fields:
-    return _voter(body.voter)
+def _build_remove_voter(body: RemoveRaftVoterRequest) -> Fields:
+    return _build_voter(body.voter)
 
 
-def _update(body: UpdateRaftVoterRequest) -> Fields:
+def _build_update_voter(body: UpdateRaftVoterRequest) -> Fields:
     voter = body.voter
-    return _voter(voter.key) | {
+    return _build_voter(voter.key) | {
         "current_leader_epoch": body.current_leader_epoch,
         "listeners": [e._asdict() for e in voter.endpoints],
         "k_raft_version_feature": {
@@ -174,23 +193,23 @@ def _update(body: UpdateRaftVoterRequest) -> Fields:
     }
 
 
-def _voter(key: ReplicaKey) -> Fields:
+def _build_voter(key: ReplicaKey) -> Fields:
     return {"voter_id": key.id, "voter_directory_id": key.directory_id}
 
 
-def _snapshot_id(found: OffsetAndEpoch) -> Fields:
-    return {"end_offset": found.offset, "epoch": found.epoch}
+def _build_snapshot_id(snapshot_id: OffsetAndEpoch) -> quorum.FetchSnapshotSnapshotId:
+    return {"end_offset": snapshot_id.offset, "epoch": snapshot_id.epoch}
 
 
 _REQUEST_FIELDS: Mapping[type, Callable[[Any], Fields]] = {
-    VoteRequest: _vote,
-    BeginQuorumEpochRequest: _begin,
-    EndQuorumEpochRequest: _end,
-    FetchRequest: _fetch,
-    FetchSnapshotRequest: _fetch_snapshot,
-    AddRaftVoterRequest: _add,
-    RemoveRaftVoterRequest: _remove,
-    UpdateRaftVoterRequest: _update,
+    VoteRequest: _build_vote,
+    BeginQuorumEpochRequest: _build_begin,
+    EndQuorumEpochRequest: _build_end,
+    FetchRequest: _build_fetch,
+    FetchSnapshotRequest: _build_fetch_snapshot,
+    AddRaftVoterRequest: _build_add_voter,
+    RemoveRaftVoterRequest: _build_remove_voter,
+    UpdateRaftVoterRequest: _build_update_voter,
 }
 
 
@@ -208,13 +227,17 @@ def read_request(api_key: int, entity: Any) -> tuple[int, Request]:
     return _READ[api_key](entity)
 
 
-def leader_endpoint(entity: Any) -> Endpoint | None:
+def read_leader_endpoint(entity: Any) -> VoterEndpoint | None:
     """Return the endpoint of the leader that sends a BeginQuorumEpoch or EndQuorumEpoch."""
-    found = getattr(entity, "leader_endpoints", ())
-    return Endpoint(found[0].name, found[0].host, found[0].port) if found else None
+    endpoints = getattr(entity, "leader_endpoints", ())
+    return (
+        VoterEndpoint(endpoints[0].name, endpoints[0].host, endpoints[0].port)
+        if endpoints
+        else None
+    )
 
 
-def _partition(entity: Any) -> Any:
+def _get_partition(entity: Any) -> Any:
     topics = entity.topics
     if len(topics) == 1 and len(topics[0].partitions) == 1:
         topic, partition = topics[0], topics[0].partitions[0]
@@ -226,7 +249,7 @@ def _partition(entity: Any) -> Any:
 
 
 def _read_vote(entity: Any) -> tuple[int, Request]:
-    p = _partition(entity)
+    p = _get_partition(entity)
     voter = ReplicaKey(getattr(entity, "voter_id", NOBODY), getattr(p, "voter_directory_id", None))
     replica = ReplicaKey(p.replica_id, getattr(p, "replica_directory_id", None))
     body = VoteRequest(
@@ -241,23 +264,23 @@ def _read_vote(entity: Any) -> tuple[int, Request]:
 
 
 def _read_begin(entity: Any) -> tuple[int, Request]:
-    p = _partition(entity)
+    p = _get_partition(entity)
     voter = ReplicaKey(getattr(entity, "voter_id", NOBODY), getattr(p, "voter_directory_id", None))
     return p.leader_id, BeginQuorumEpochRequest(voter, p.leader_id, p.leader_epoch)
 
 
 def _read_end(entity: Any) -> tuple[int, Request]:
-    p = _partition(entity)
-    found = getattr(p, "preferred_candidates", None)
-    if found is None:
+    p = _get_partition(entity)
+    preferred = getattr(p, "preferred_candidates", None)
+    if preferred is None:
         candidates = tuple(ReplicaKey(id) for id in p.preferred_successors)
     else:
-        candidates = tuple(ReplicaKey(c.candidate_id, c.candidate_directory_id) for c in found)
+        candidates = tuple(ReplicaKey(c.candidate_id, c.candidate_directory_id) for c in preferred)
     return p.leader_id, EndQuorumEpochRequest(p.leader_id, p.leader_epoch, candidates)
 
 
 def _read_fetch(entity: Any) -> tuple[int, Request]:
-    p = _partition(entity)
+    p = _get_partition(entity)
     state = getattr(entity, "replica_state", None)
     id = entity.replica_id if state is None else state.replica_id
     body = FetchRequest(
@@ -266,13 +289,13 @@ def _read_fetch(entity: Any) -> tuple[int, Request]:
         p.fetch_offset,
         getattr(p, "last_fetched_epoch", -1),
         getattr(p, "high_watermark", (1 << 63) - 1),
-        codec.ms(entity.max_wait),
+        codec.to_ms(entity.max_wait),
     )
     return id, body
 
 
 def _read_fetch_snapshot(entity: Any) -> tuple[int, Request]:
-    p = _partition(entity)
+    p = _get_partition(entity)
     snapshot_id = OffsetAndEpoch(p.snapshot_id.end_offset, p.snapshot_id.epoch)
     key = ReplicaKey(entity.replica_id, getattr(p, "replica_directory_id", None))
     body = FetchSnapshotRequest(
@@ -282,30 +305,30 @@ def _read_fetch_snapshot(entity: Any) -> tuple[int, Request]:
 
 
 def _read_add(entity: Any) -> tuple[int, Request]:
-    return CLIENT, AddRaftVoterRequest(Voter(_key(entity), _endpoints(entity)))
+    return CLIENT, AddRaftVoterRequest(Voter(_read_key(entity), _read_endpoints(entity)))
 
 
 def _read_remove(entity: Any) -> tuple[int, Request]:
-    return CLIENT, RemoveRaftVoterRequest(_key(entity))
+    return CLIENT, RemoveRaftVoterRequest(_read_key(entity))
 
 
 def _read_update(entity: Any) -> tuple[int, Request]:
     levels = entity.k_raft_version_feature
     voter = Voter(
-        _key(entity),
-        _endpoints(entity),
+        _read_key(entity),
+        _read_endpoints(entity),
         levels.min_supported_version,
         levels.max_supported_version,
     )
     return CLIENT, UpdateRaftVoterRequest(entity.current_leader_epoch, voter)
 
 
-def _key(entity: Any) -> ReplicaKey:
+def _read_key(entity: Any) -> ReplicaKey:
     return ReplicaKey(entity.voter_id, entity.voter_directory_id)
 
 
-def _endpoints(entity: Any) -> tuple[Endpoint, ...]:
-    return tuple(Endpoint(e.name, e.host, e.port) for e in entity.listeners)
+def _read_endpoints(entity: Any) -> tuple[VoterEndpoint, ...]:
+    return tuple(VoterEndpoint(e.name, e.host, e.port) for e in entity.listeners)
 
 
 _READ: Mapping[int, Callable[[Any], tuple[int, Request]]] = {
@@ -323,48 +346,74 @@ _READ: Mapping[int, Callable[[Any], tuple[int, Request]]] = {
 # Responses that are sent.
 
 
-def response_fields(body: Response, leader: Endpoint | None) -> Fields:
+def build_response_fields(
+    api_key: int, body: Response, leader: VoterEndpoint | None
+) -> ResponseFields:
     """Return the fields of a response. `leader` is the endpoint of the leader that it names."""
     leader_id = NOBODY if body.leader_id is None else body.leader_id
+    nodes = [(leader_id, leader)] if leader is not None and leader_id != NOBODY else []
     if isinstance(body, RaftVoterResponse):
-        current: Fields = {"leader_id": leader_id, "leader_epoch": body.leader_epoch}
-        if leader is not None:
-            current |= {"host": leader.host, "port": leader.port}
-        return {
-            "error_code": body.error,
-            "error_message": body.error_message,
-            "current_leader": current,
-        }
-    partition: Fields = {"partition_index": 0, "index": 0, "error_code": body.error}
-    known = {"leader_id": leader_id, "leader_epoch": body.leader_epoch}
-    if isinstance(body, VoteResponse | EpochResponse):
-        partition |= known
-        if isinstance(body, VoteResponse):
-            partition["vote_granted"] = body.vote_granted
-    elif isinstance(body, FetchResponse):
-        partition |= _fetched(body) | {"current_leader": known}
-    else:
-        partition |= {
-            "current_leader": known,
-            "snapshot_id": _snapshot_id(body.snapshot_id),
-            "size": body.size,
-            "position": body.position,
-            "unaligned_records": body.unaligned_records,
-        }
-    nodes = []
-    if leader is not None and leader_id != NOBODY:
-        nodes = [{"node_id": leader_id, "host": leader.host, "port": leader.port}]
-    topics = _one(partition)
+        return _build_voter_response(api_key, body, leader_id, leader)
+    if isinstance(body, VoteResponse):
+        return _build_vote_response(body, leader_id, nodes)
+    if isinstance(body, EpochResponse):
+        return _build_epoch_response(body, leader_id, nodes)
+    if isinstance(body, FetchResponse):
+        return _build_fetch_response(body, leader_id, nodes)
+    return _build_snapshot_response(body, leader_id, nodes)
+
+
+def _build_voter_response(
+    api_key: int, body: RaftVoterResponse, leader_id: int, leader: VoterEndpoint | None
+) -> quorum.AddRaftVoterResponse | quorum.UpdateRaftVoterResponse:
+    if api_key != ApiKey.UPDATE_RAFT_VOTER:
+        return {"error_code": body.error, "error_message": body.error_message}
+    current: quorum.UpdateRaftVoterCurrentLeader = {
+        "leader_id": leader_id,
+        "leader_epoch": body.leader_epoch,
+    }
+    if leader is not None:
+        current |= {"host": leader.host, "port": leader.port}
+    return {"error_code": body.error, "current_leader": current}
+
+
+def _build_vote_response(body: VoteResponse, leader_id: int, nodes: _Nodes) -> quorum.VoteResponse:
+    partition: quorum.VotePartitionData = {
+        "partition_index": 0,
+        "error_code": body.error,
+        "leader_id": leader_id,
+        "leader_epoch": body.leader_epoch,
+        "vote_granted": body.vote_granted,
+    }
     return {
         "error_code": ErrorCode.none,
-        "topics": topics,
-        "responses": topics,
-        "node_endpoints": nodes,
+        "topics": [{"topic_name": TOPIC, "partitions": [partition]}],
+        "node_endpoints": _list_endpoints(nodes),
     }
 
 
-def _fetched(body: FetchResponse) -> Fields:
-    fields: Fields = {
+def _build_epoch_response(
+    body: EpochResponse, leader_id: int, nodes: _Nodes
+) -> quorum.BeginQuorumEpochResponse:
+    """The response of BeginQuorumEpoch, whose fields are those of EndQuorumEpoch's."""
+    partition: quorum.BeginQuorumEpochPartitionData = {
+        "partition_index": 0,
+        "error_code": body.error,
+        "leader_id": leader_id,
+        "leader_epoch": body.leader_epoch,
+    }
+    return {
+        "error_code": ErrorCode.none,
+        "topics": [{"topic_name": TOPIC, "partitions": [partition]}],
+        "node_endpoints": _list_endpoints(nodes),
+    }
+
+
+def _build_fetch_response(body: FetchResponse, leader_id: int, nodes: _Nodes) -> logs.FetchResponse:
+    partition: logs.FetchPartitionData = {
+        "partition_index": 0,
+        "error_code": body.error,
+        "current_leader": {"leader_id": leader_id, "leader_epoch": body.leader_epoch},
         "high_watermark": body.high_watermark,
         "log_start_offset": 0,
         "aborted_transactions": (),
@@ -372,10 +421,39 @@ def _fetched(body: FetchResponse) -> Fields:
     }
     if body.diverging_epoch is not None:
         end = body.diverging_epoch
-        fields["diverging_epoch"] = {"epoch": end.epoch, "end_offset": end.offset}
+        partition["diverging_epoch"] = {"epoch": end.epoch, "end_offset": end.offset}
     if body.snapshot_id is not None:
-        fields["snapshot_id"] = _snapshot_id(body.snapshot_id)
-    return fields
+        partition["snapshot_id"] = _build_snapshot_id(body.snapshot_id)
+    return {
+        "error_code": ErrorCode.none,
+        "responses": [{"topic_id": TOPIC_ID, "partitions": [partition]}],
+        "node_endpoints": [
+            {"node_id": id, "host": node.host, "port": node.port} for id, node in nodes
+        ],
+    }
+
+
+def _build_snapshot_response(
+    body: FetchSnapshotResponse, leader_id: int, nodes: _Nodes
+) -> quorum.FetchSnapshotResponse:
+    partition: quorum.FetchSnapshotPartitionSnapshot = {
+        "index": 0,
+        "error_code": body.error,
+        "current_leader": {"leader_id": leader_id, "leader_epoch": body.leader_epoch},
+        "snapshot_id": _build_snapshot_id(body.snapshot_id),
+        "size": body.size,
+        "position": body.position,
+        "unaligned_records": body.unaligned_records,
+    }
+    return {
+        "error_code": ErrorCode.none,
+        "topics": [{"name": TOPIC, "partitions": [partition]}],
+        "node_endpoints": _list_endpoints(nodes),
+    }
+
+
+def _list_endpoints(nodes: _Nodes) -> list[quorum.VoteNodeEndpoint]:
+    return [{"node_id": id, "host": node.host, "port": node.port} for id, node in nodes]
 
 
 # Responses that are received.
@@ -395,8 +473,8 @@ def read_response(
         return RaftVoterResponse(-1, None, error, text), ErrorCode.none, nodes
     if isinstance(request, UpdateRaftVoterRequest):
         leader = entity.current_leader
-        found = RaftVoterResponse(leader.leader_epoch, _leader(leader.leader_id), error)
-        return found, ErrorCode.none, nodes
+        response = RaftVoterResponse(leader.leader_epoch, _to_leader_id(leader.leader_id), error)
+        return response, ErrorCode.none, nodes
     if error is not ErrorCode.none:
         return None, error, nodes
     topics = entity.responses if isinstance(request, FetchRequest) else entity.topics
@@ -408,10 +486,10 @@ def read_response(
 def _read_partition(request: Request, p: Any) -> Response:
     error = ErrorCode(int(p.error_code))
     if isinstance(request, VoteRequest):
-        return VoteResponse(p.leader_epoch, _leader(p.leader_id), p.vote_granted, error)
+        return VoteResponse(p.leader_epoch, _to_leader_id(p.leader_id), p.vote_granted, error)
     if isinstance(request, BeginQuorumEpochRequest | EndQuorumEpochRequest):
-        return EpochResponse(p.leader_epoch, _leader(p.leader_id), error)
-    epoch, leader_id = p.current_leader.leader_epoch, _leader(p.current_leader.leader_id)
+        return EpochResponse(p.leader_epoch, _to_leader_id(p.leader_id), error)
+    epoch, leader_id = p.current_leader.leader_epoch, _to_leader_id(p.current_leader.leader_id)
     if isinstance(request, FetchRequest):
         diverging, snapshot = p.diverging_epoch, p.snapshot_id
         return FetchResponse(
@@ -434,5 +512,5 @@ def _read_partition(request: Request, p: Any) -> Response:
     )
 
 
-def _leader(id: int) -> int | None:
+def _to_leader_id(id: int) -> int | None:
     return None if id == NOBODY else id

@@ -20,13 +20,12 @@ import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
+from shoal.record.crc import crc32c
 from shoal.record.layout import COMPRESSION_MASK as COMPRESSION_MASK
 from shoal.record.layout import CONTROL_BIT as CONTROL_BIT
 from shoal.record.layout import CRC_FROM as CRC_FROM
 from shoal.record.layout import DELETE_HORIZON_BIT as DELETE_HORIZON_BIT
-from shoal.record.layout import FORMAT, OFFSETS, format_of
+from shoal.record.layout import FORMAT, OFFSETS, build_format
 from shoal.record.layout import HEADER_SIZE as HEADER_SIZE
 from shoal.record.layout import LOG_APPEND_TIME_BIT as LOG_APPEND_TIME_BIT
 from shoal.record.layout import MAGIC as MAGIC
@@ -49,11 +48,11 @@ NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 SEQUENCE_MAX = 2**31 - 1
 
-_PREFIX = struct.Struct(format_of("base_offset", "batch_length"))
-_EPOCH = struct.Struct(format_of("leader_epoch"))
-_CRC = struct.Struct(format_of("crc"))
-_ATTRIBUTES = struct.Struct(format_of("attributes"))
-_MAX_TIMESTAMP = struct.Struct(format_of("max_timestamp"))
+_PREFIX = struct.Struct(build_format("base_offset", "batch_length"))
+_EPOCH = struct.Struct(build_format("leader_epoch"))
+_CRC = struct.Struct(build_format("crc"))
+_ATTRIBUTES = struct.Struct(build_format("attributes"))
+_MAX_TIMESTAMP = struct.Struct(build_format("max_timestamp"))
 _LENGTH_AT = OFFSETS["batch_length"]
 _EPOCH_AT = OFFSETS["leader_epoch"]
 _CRC_AT = OFFSETS["crc"]
@@ -137,7 +136,7 @@ class BatchHeader(NamedTuple):
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
-def low_attributes(data: Buffer) -> int:
+def read_low_attributes(data: Buffer) -> int:
     """Return the attribute byte of the batch at the start of `data`; 0 if the data is too short."""
     return data[_ATTRIBUTES_LOW_AT] if len(data) > _ATTRIBUTES_LOW_AT else 0
 
@@ -150,11 +149,11 @@ def advance_sequence(sequence: int, by: int) -> int:
 
 def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
     """Return the header at `at`. Raises `CorruptBatch`. Does not check the CRC."""
-    left = len(buf) - at
-    if left > MAGIC_AT and buf[at + MAGIC_AT] != MAGIC:
+    available = len(buf) - at
+    if available > MAGIC_AT and buf[at + MAGIC_AT] != MAGIC:
         raise UnsupportedMagic(f"magic {buf[at + MAGIC_AT]} at byte {at}, only 2 is known")
-    if left < HEADER_SIZE:
-        raise CorruptBatch(f"{left} bytes at byte {at} are less than a batch header")
+    if available < HEADER_SIZE:
+        raise CorruptBatch(f"{available} bytes at byte {at} are less than a batch header")
     header = BatchHeader._make(HEADER.unpack_from(buf, at))
     if header.batch_length < HEADER_SIZE - OVERHEAD:
         raise CorruptBatch(f"a batch length of {header.batch_length} at byte {at}")
@@ -165,7 +164,7 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
     return header
 
 
-def headers(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+def iter_headers(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """Iterate over (position, header) of each whole batch, up to a partial tail.
 
     Raises `CorruptBatch` if the bytes are not a batch.
@@ -187,7 +186,7 @@ def check_crc(buf: Buffer, at: int, header: BatchHeader) -> bool:
     return crc32c(memoryview(buf)[at + CRC_FROM : end]) == header.crc
 
 
-def prefix(buf: Buffer, at: int, base_offset: int, leader_epoch: int) -> bytes:
+def build_prefix(buf: Buffer, at: int, base_offset: int, leader_epoch: int) -> bytes:
     """Return the first 16 bytes of the batch for the log, which the CRC does not cover."""
     length = buf[at + _LENGTH_AT : at + OVERHEAD]
     return base_offset.to_bytes(8, "big") + bytes(length) + _EPOCH.pack(leader_epoch)

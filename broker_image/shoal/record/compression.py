@@ -1,8 +1,8 @@
 """The codecs of record batches. Decompression uses bounded memory.
 
-Data that expands beyond the limit is refused as corrupt. The output buffer starts small and doubles
-up to the limit, so its cost depends on the real content. `decompress_into` writes to the caller's
-buffer, and releases the GIL meanwhile.
+Data that expands beyond a limit is refused (`OutputFull`). The output buffer starts small, and a
+large one gets its pages as they are written, so its cost depends on the real content.
+`decompress_into` writes to the caller's buffer, and releases the GIL meanwhile.
 
 * gzip: RFC 1952. zstd: RFC 8878, with or without a content size.
 * snappy: written in the framing of xerial's SnappyOutputStream, as in Kafka's Java clients. Read
@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import mmap
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING
-
-import cramjam
 
 from shoal.record.batch import Buffer, CorruptBatch
 
@@ -40,8 +38,8 @@ _LZ4_MAGIC = 0x184D2204
 _UINT = struct.Struct("<I")
 
 
-class OutputFull(Exception):
-    """The data expands past the end of the output buffer."""
+class OutputFull(CorruptBatch):
+    """The data expands past the end of the output buffer, or past a limit. It may be valid."""
 
 
 class Compression(IntEnum):
@@ -54,16 +52,18 @@ class Compression(IntEnum):
     ZSTD = 4
 
     @classmethod
-    def of(cls, name: str) -> Compression:
+    def from_name(cls, name: str) -> Compression:
         """Return the codec of a `compression.type`. Topics write "uncompressed" for none."""
         return cls.NONE if name == "uncompressed" else cls[name.upper()]
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
     """Compress `data`. `level` is specific to the codec, None for its default."""
+    if codec == Compression.NONE:
+        return data
+    import cramjam  # It takes 2 MB, which only brokers pay that meet compressed batches.
+
     match codec:
-        case Compression.NONE:
-            return data
         case Compression.GZIP:
             return bytes(cramjam.gzip.compress(data, level=None if level in (None, -1) else level))
         case Compression.SNAPPY:
@@ -78,21 +78,22 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
 
 
 def decompress(codec: int, data: Buffer, limit: int = EXPANDED_BYTES_MAX) -> Buffer:
-    """Decompress to at most `limit` bytes. Raises `CorruptBatch`."""
-    match codec:
-        case Compression.NONE:
-            return data
-        case Compression.GZIP:
-            return _expand(cramjam.gzip.decompress_into, "gzip", data, limit)
-        case Compression.SNAPPY:
-            if data[:8] == _XERIAL_MAGIC:
-                return _decompress_xerial(data, limit)
-            return _decompress_snappy(data, limit, 0)
-        case Compression.LZ4:
-            return _expand(cramjam.lz4.decompress_into, "lz4", data, limit)
-        case Compression.ZSTD:
-            return _expand(cramjam.zstd.decompress_into, "zstd", data, limit)
-    raise CorruptBatch(f"no codec has the number {codec}")
+    """Decompress to at most `limit` bytes. Raises `CorruptBatch`, and `OutputFull` past the
+    limit."""
+    if codec == Compression.NONE:
+        return data
+    # Most batches expand less than fourfold.
+    out = bytearray(min(limit, max(4 * len(data), 4096)))
+    try:
+        with memoryview(out) as space:
+            return memoryview(out)[: decompress_into(codec, data, space)]
+    except OutputFull:
+        pass
+    if len(out) < limit:
+        # A bytearray of this size would be zeroed first, which holds the GIL.
+        with suppress(OutputFull), output_buffer(limit) as space:
+            return bytes(space[: decompress_into(codec, data, space)])
+    raise OutputFull(f"{Compression(codec).name.lower()}: expands past {limit} bytes")
 
 
 @contextmanager
@@ -123,49 +124,41 @@ def decompress_into(codec: int, data: Buffer, out: memoryview) -> int:
 
     Raises `OutputFull` if `out` is too small, and `CorruptBatch`, also for trailing bytes.
     """
+    import cramjam
+
     match codec:
         case Compression.GZIP:
-            return _into(cramjam.gzip.decompress_into, "gzip", data, out)
+            return _call_decompressor(cramjam.gzip.decompress_into, "gzip", data, out)
         case Compression.SNAPPY if data[:8] == _XERIAL_MAGIC:
-            at = 0
-            for block in _xerial_blocks(data):
-                with out[at:] as rest:
-                    at += _into(cramjam.snappy.decompress_raw_into, "snappy", block, rest)
-            return at
+            written = 0
+            for block in _split_xerial_blocks(data):
+                with out[written:] as rest:
+                    written += _call_decompressor(
+                        cramjam.snappy.decompress_raw_into, "snappy", block, rest
+                    )
+            return written
         case Compression.SNAPPY:
-            return _into(cramjam.snappy.decompress_raw_into, "snappy", data, out)
+            return _call_decompressor(cramjam.snappy.decompress_raw_into, "snappy", data, out)
         case Compression.LZ4:
             _check_single_lz4_frame(memoryview(data))
-            return _into(cramjam.lz4.decompress_into, "lz4", data, out)
+            return _call_decompressor(cramjam.lz4.decompress_into, "lz4", data, out)
         case Compression.ZSTD:
-            return _into(cramjam.zstd.decompress_into, "zstd", data, out)
+            return _call_decompressor(cramjam.zstd.decompress_into, "zstd", data, out)
     raise CorruptBatch(f"no codec has the number {codec}")
 
 
-def _into(
+def _call_decompressor(
     call: Callable[[Buffer, Buffer], int], name: str, data: Buffer, out: bytearray | memoryview
 ) -> int:
+    import cramjam
+
     try:
         return call(data, out)
     except cramjam.DecompressionError as error:
-        said = str(error)
-        if any(words in said for words in _OUTPUT_FULL):
+        message = str(error)
+        if any(words in message for words in _OUTPUT_FULL):
             raise OutputFull from None
-        raise CorruptBatch(f"{name}: {said}") from None
-
-
-def _expand(call: Callable[[Buffer, Buffer], int], name: str, data: Buffer, limit: int) -> Buffer:
-    size = min(limit, max(4 * len(data), 4096))
-    while True:
-        out = bytearray(size)
-        try:
-            count = _into(call, name, data, out)
-        except OutputFull:
-            if size >= limit:
-                raise CorruptBatch(f"{name}: expands past {limit} bytes") from None
-            size = min(limit, size * 4)
-        else:
-            return memoryview(out)[:count]
+        raise CorruptBatch(f"{name}: {message}") from None
 
 
 def _check_single_lz4_frame(data: memoryview) -> None:
@@ -184,28 +177,7 @@ def _check_single_lz4_frame(data: memoryview) -> None:
         raise CorruptBatch(f"lz4: {len(data)} bytes are not one frame")
 
 
-def _decompress_snappy(data: Buffer, limit: int, before: int) -> Buffer:
-    """Decompress one raw block; `before` bytes of the limit are already used."""
-    try:
-        size = cramjam.snappy.decompress_raw_len(data)
-        if before + size > limit:
-            raise CorruptBatch(f"snappy: expands past {limit} bytes")
-        # Do not allocate a size that the input cannot contain (3 bytes expand to at most 64).
-        if size > 32 * (len(data) + 16):
-            raise CorruptBatch(f"snappy: {size} bytes announced by {len(data)}")
-        return bytes(cramjam.snappy.decompress_raw(data))
-    except cramjam.DecompressionError as error:
-        raise CorruptBatch(f"snappy: {error}") from None
-
-
-def _decompress_xerial(data: Buffer, limit: int) -> Buffer:
-    out = bytearray()
-    for block in _xerial_blocks(data):
-        out += _decompress_snappy(block, limit, len(out))
-    return out
-
-
-def _xerial_blocks(data: Buffer) -> Iterator[memoryview]:
+def _split_xerial_blocks(data: Buffer) -> Iterator[memoryview]:
     """Iterate over the blocks of one or more streams in a row. Raises `CorruptBatch`."""
     view, at = memoryview(data), 0
     while at < len(view):
@@ -225,6 +197,8 @@ def _xerial_blocks(data: Buffer) -> Iterator[memoryview]:
 
 
 def _compress_xerial(data: Buffer) -> Buffer:
+    import cramjam
+
     view, out = memoryview(data), bytearray(_XERIAL_HEAD)
     for at in range(0, len(view), _XERIAL_BLOCK):
         block = bytes(cramjam.snappy.compress_raw(view[at : at + _XERIAL_BLOCK]))

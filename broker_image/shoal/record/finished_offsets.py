@@ -39,7 +39,7 @@ _CONTINUED = bytes(range(0x80, 0x100))
 Range = tuple[int, int]
 
 
-class Chunk(NamedTuple):
+class RangeChunk(NamedTuple):
     """Up to `CHUNK_RANGES_MAX` ranges in encoded form."""
 
     first: int
@@ -58,15 +58,15 @@ class FinishedOffsets:
 
     __slots__ = ("chunks", "count")
 
-    def __init__(self, chunks: tuple[Chunk, ...] = ()) -> None:
+    def __init__(self, chunks: tuple[RangeChunk, ...] = ()) -> None:
         self.chunks = chunks
         #: Number of ranges.
         self.count = sum(chunk.ranges for chunk in chunks)
 
     @classmethod
-    def of(cls, ranges: Iterable[Range]) -> FinishedOffsets:
+    def from_ranges(cls, ranges: Iterable[Range]) -> FinishedOffsets:
         """Return the set of these ranges, which ascend and do not touch."""
-        return EMPTY.merged(list(ranges))
+        return EMPTY.merge(list(ranges))
 
     @classmethod
     def decode(cls, data: bytes) -> FinishedOffsets:
@@ -84,32 +84,32 @@ class FinishedOffsets:
             lengths = data[at : at + size]
             if len(lengths) < size:
                 raise ValueError(f"a chunk of {size} bytes of which {len(lengths)} are left")
-            chunks.append(Chunk(first, last, offsets, count, lengths))
+            chunks.append(RangeChunk(first, last, offsets, count, lengths))
             at += size
         return cls(tuple(chunks)) if chunks else EMPTY
 
     @classmethod
     def decode_checked(cls, data: bytes) -> FinishedOffsets:
         """Decode bytes of a client. Raises `ValueError`, which names the ranges that are wrong."""
-        found = cls.decode(data)
+        finished = cls.decode(data)
         previous = -2
-        for chunk in found.chunks:
-            named = f"the range of finished offsets {chunk.first}-{chunk.last}"
+        for chunk in finished.chunks:
+            label = f"the range of finished offsets {chunk.first}-{chunk.last}"
             if chunk.last < chunk.first:
-                raise ValueError(f"{named} ends before it starts")
+                raise ValueError(f"{label} ends before it starts")
             if chunk.first < 0:
-                raise ValueError(f"{named} starts below 0")
+                raise ValueError(f"{label} starts below 0")
             if chunk.first <= previous + 1:
-                raise ValueError(f"{named} overlaps or touches the one before it")
-            bounds = _bounds(chunk)
+                raise ValueError(f"{label} overlaps or touches the one before it")
+            bounds = _decode_bounds(chunk)
             if any(low >= high for low, high in pairwise(bounds)):
-                raise ValueError(f"{named} has a range or a gap without offsets")
+                raise ValueError(f"{label} has a range or a gap without offsets")
             offsets = sum(bounds[1::2]) - sum(bounds[::2])
             described = (len(bounds), bounds[-1] - 1, offsets)
             if described != (2 * chunk.ranges, chunk.last, chunk.offsets):
-                raise ValueError(f"{named} does not have the lengths that its header has")
+                raise ValueError(f"{label} does not have the lengths that its header has")
             previous = chunk.last
-        return found
+        return finished
 
     def encode(self) -> bytes:
         """Return the encoding that the module describes; empty without offsets."""
@@ -132,19 +132,21 @@ class FinishedOffsets:
         if self.chunks == other.chunks:
             return True
         # Chunks are compared in encoded form. They are read only if the sets may still be equal.
-        return self._size() == other._size() and list(self.ranges()) == list(other.ranges())
+        return self._get_summary() == other._get_summary() and list(self.iter_ranges()) == list(
+            other.iter_ranges()
+        )
 
     def __hash__(self) -> int:
-        return hash(self._size())
+        return hash(self._get_summary())
 
-    def _size(self) -> tuple[int, int, int, int]:
+    def _get_summary(self) -> tuple[int, int, int, int]:
         return self.first, self.last, self.count, len(self)
 
     def __repr__(self) -> str:
         return f"FinishedOffsets({self})"
 
     def __str__(self) -> str:
-        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.ranges())
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.iter_ranges())
 
     @property
     def first(self) -> int:
@@ -156,70 +158,74 @@ class FinishedOffsets:
         """The highest finished offset; -1 without one."""
         return self.chunks[-1].last if self.chunks else -1
 
-    def ranges(self) -> Iterator[Range]:
+    def iter_ranges(self) -> Iterator[Range]:
         """Yield the ranges in ascending order."""
         for chunk in self.chunks:
-            bounds = _bounds(chunk)
+            bounds = _decode_bounds(chunk)
             for first, end in zip(bounds[::2], bounds[1::2], strict=True):
                 yield first, end - 1
 
-    def first_missing(self, offset: int) -> int:
+    def find_first_missing(self, offset: int) -> int:
         """Return the lowest offset that is at least `offset` and not in the set."""
-        at = bisect_left(self.chunks, offset, key=_last)
-        if at == len(self.chunks) or self.chunks[at].first > offset:
+        chunk_index = bisect_left(self.chunks, offset, key=_last)
+        if chunk_index == len(self.chunks) or self.chunks[chunk_index].first > offset:
             return offset
-        bounds = _bounds(self.chunks[at])
+        bounds = _decode_bounds(self.chunks[chunk_index])
         below = bisect_right(bounds, offset)
         return bounds[below] if below % 2 else offset
 
-    def above(self, offset: int) -> FinishedOffsets:
+    def without_below(self, offset: int) -> FinishedOffsets:
         """Return the set without the offsets below `offset`."""
-        at = bisect_left(self.chunks, offset, key=_last)
-        kept = self.chunks[at:]
-        if kept and kept[0].first < offset:
-            bounds = _bounds(kept[0])
+        chunk_index = bisect_left(self.chunks, offset, key=_last)
+        remaining = self.chunks[chunk_index:]
+        if remaining and remaining[0].first < offset:
+            bounds = _decode_bounds(remaining[0])
             below = bisect_right(bounds, offset)
             bounds = bounds[below:]
             if below % 2:
                 bounds.insert(0, offset)
-            return FinishedOffsets((_chunk(bounds), *kept[1:]))
-        return FinishedOffsets(kept) if at else self
+            return FinishedOffsets((_build_chunk(bounds), *remaining[1:]))
+        return FinishedOffsets(remaining) if chunk_index else self
 
-    def merged(self, ranges: Sequence[Range]) -> FinishedOffsets:
+    def merge(self, ranges: Sequence[Range]) -> FinishedOffsets:
         """Return the union with `ranges`, which ascend. Ranges that touch become one."""
         old = self.chunks
-        chunks: list[Chunk] = []
-        at = given = 0
-        while given < len(ranges):
-            end = ranges[given][0]
-            before = bisect_left(old, end - 1, lo=at, key=_last)
-            chunks += old[at:before]
-            at = before
+        chunks: list[RangeChunk] = []
+        chunk_index = range_index = 0
+        while range_index < len(ranges):
+            end = ranges[range_index][0]
+            before = bisect_left(old, end - 1, lo=chunk_index, key=_last)
+            chunks += old[chunk_index:before]
+            chunk_index = before
             bounds: list[list[int]] = []
             if chunks and chunks[-1].ranges <= _CHUNK_RANGES_SMALL:
-                bounds.append(_bounds(chunks.pop()))
-            added = given
+                bounds.append(_decode_bounds(chunks.pop()))
+            added = range_index
             while True:
-                ahead = old[at].first if at < len(old) else OFFSET_MAX + 1
-                if given < len(ranges) and ranges[given][0] < ahead:
-                    end = max(end, ranges[given][1] + 1)
-                    given += 1
-                elif at < len(old) and (ahead <= end or old[at].ranges <= _CHUNK_RANGES_SMALL):
-                    end = max(end, old[at].last + 1)
-                    bounds.append(_bounds(old[at]))
-                    at += 1
+                next_first = old[chunk_index].first if chunk_index < len(old) else OFFSET_MAX + 1
+                if range_index < len(ranges) and ranges[range_index][0] < next_first:
+                    end = max(end, ranges[range_index][1] + 1)
+                    range_index += 1
+                elif chunk_index < len(old) and (
+                    next_first <= end or old[chunk_index].ranges <= _CHUNK_RANGES_SMALL
+                ):
+                    end = max(end, old[chunk_index].last + 1)
+                    bounds.append(_decode_bounds(old[chunk_index]))
+                    chunk_index += 1
                 else:
                     break
-            new = [(first, last + 1) for first, last in ranges[added:given]]
-            there = list(chain.from_iterable(bounds))
-            chunks += _divided(_union(chain(zip(there[::2], there[1::2], strict=True), new)))
-        return FinishedOffsets((*chunks, *old[at:]))
+            new = [(first, last + 1) for first, last in ranges[added:range_index]]
+            old_bounds = list(chain.from_iterable(bounds))
+            chunks += _divide(
+                _unite(chain(zip(old_bounds[::2], old_bounds[1::2], strict=True), new))
+            )
+        return FinishedOffsets((*chunks, *old[chunk_index:]))
 
 
 EMPTY = FinishedOffsets()
 
 
-def _union(spans: Iterable[Range]) -> list[int]:
+def _unite(spans: Iterable[Range]) -> list[int]:
     """Return the bounds of the union of half-open spans: start, end, start, end, ascending."""
     bounds: list[int] = []
     for start, end in sorted(spans):
@@ -231,17 +237,18 @@ def _union(spans: Iterable[Range]) -> list[int]:
     return bounds
 
 
-def _divided(bounds: list[int]) -> list[Chunk]:
+def _divide(bounds: list[int]) -> list[RangeChunk]:
     """Return the chunks of the ranges with these bounds."""
     count = len(bounds) // 2
     if count <= CHUNK_RANGES_MAX:
-        return [_chunk(bounds)]
+        return [_build_chunk(bounds)]
     return [
-        _chunk(bounds[2 * at : 2 * (at + _CHUNK_RANGES)]) for at in range(0, count, _CHUNK_RANGES)
+        _build_chunk(bounds[2 * start : 2 * (start + _CHUNK_RANGES)])
+        for start in range(0, count, _CHUNK_RANGES)
     ]
 
 
-def _chunk(bounds: list[int]) -> Chunk:
+def _build_chunk(bounds: list[int]) -> RangeChunk:
     lengths = [high - low for low, high in pairwise(bounds)]
     if max(lengths) < 0x80:
         encoded = bytes(lengths)
@@ -253,18 +260,18 @@ def _chunk(bounds: list[int]) -> Chunk:
                 length >>= 7
             out.append(length)
         encoded = bytes(out)
-    return Chunk(bounds[0], bounds[-1] - 1, sum(lengths[::2]), len(bounds) // 2, encoded)
+    return RangeChunk(bounds[0], bounds[-1] - 1, sum(lengths[::2]), len(bounds) // 2, encoded)
 
 
-def _bounds(chunk: Chunk) -> list[int]:
+def _decode_bounds(chunk: RangeChunk) -> list[int]:
     """Return the bounds of the ranges of a chunk: start, end (excluded), start, end."""
     lengths: Iterable[int] = chunk.lengths
     if len(chunk.lengths.translate(None, _CONTINUED)) < len(chunk.lengths):
-        lengths = _long_lengths(chunk.lengths)
+        lengths = _decode_long_lengths(chunk.lengths)
     return list(accumulate(lengths, initial=chunk.first))
 
 
-def _long_lengths(encoded: bytes) -> Iterator[int]:
+def _decode_long_lengths(encoded: bytes) -> Iterator[int]:
     value = shift = 0
     for byte in encoded:
         value |= (byte & 0x7F) << shift

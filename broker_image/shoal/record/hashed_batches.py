@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.record import walker
+from shoal.record import batch_validation
 from shoal.record.batch import (
     COMPRESSION_MASK,
     HEADER_SIZE,
@@ -26,8 +26,8 @@ from shoal.record.batch import (
     read_header,
     seal,
 )
-from shoal.record.key_hash import record_hash
-from shoal.record.records import key_of, records_body, spans
+from shoal.record.key_hash import hash_record
+from shoal.record.records import decompress_records, iter_spans, read_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ _IN_READ, _WHOLE = -1, -2
 _OVERHEAD_BYTES = 800
 
 
-class Selected(NamedTuple):
+class SelectedBatches(NamedTuple):
     """Batches of some key ranges, and the number of the batch behind them."""
 
     data: bytes
@@ -80,27 +80,37 @@ class HashedBatches:
         #: The bytes that were read and expanded.
         self.cost_bytes = len(data)
         batches, hashes, ends, expanded = array("q"), bytearray(), bytearray(), bytearray()
-        at, cost_max = 0, len(data) + EXPANDED_BYTES_MAX
-        while at + HEADER_SIZE <= len(data) and self.cost_bytes < cost_max:
-            if walker.native is not None:
-                rows, more, more_ends, at = walker.native.hash_batches(data, at, len(hashes) // 8)
+        position, cost_max = 0, len(data) + EXPANDED_BYTES_MAX
+        while position + HEADER_SIZE <= len(data) and self.cost_bytes < cost_max:
+            if batch_validation.native is not None:
+                rows, more, more_ends, position = batch_validation.native.hash_batches(
+                    data, position, len(hashes) // 8
+                )
                 batches.frombytes(rows)
                 hashes += more
                 ends += more_ends
-                if at + HEADER_SIZE > len(data):
+                if position + HEADER_SIZE > len(data):
                     break
-            header = read_header(data, at)
-            end = at + header.size
+            header = read_header(data, position)
+            end = position + header.size
             if end > len(data):
                 break
-            body, found = self._hashed(at, header, expanded)
-            count = 0 if found is None else header.record_count
-            row = (header.base_offset, header.last_offset, at, end, body, len(hashes) // 8, count)
+            body, hashed = self._hash_records(position, header, expanded)
+            count = 0 if hashed is None else header.record_count
+            row = (
+                header.base_offset,
+                header.last_offset,
+                position,
+                end,
+                body,
+                len(hashes) // 8,
+                count,
+            )
             batches.extend(row)
-            if found is not None:
-                hashes += found[0]
-                ends += found[1]
-            at = end
+            if hashed is not None:
+                hashes += hashed[0]
+                ends += hashed[1]
+            position = end
         self._lasts: list[int] = batches[_LAST::_FIELDS].tolist()
         self.next_offset = self._lasts[-1] + 1 if self._lasts else first
         #: The first requested offset, or the base offset of the first batch.
@@ -108,31 +118,31 @@ class HashedBatches:
         self._batches, self._expanded = batches.tobytes(), bytes(expanded)
         self._hashes, self._ends = bytes(hashes), bytes(ends)
 
-    def _hashed(
-        self, at: int, header: BatchHeader, expanded: bytearray
+    def _hash_records(
+        self, position: int, header: BatchHeader, expanded: bytearray
     ) -> tuple[int, tuple[bytes, bytes] | None]:
         """Return where the records of a batch are, with their hashes and ends; None if the batch
         is to be sent whole."""
         count, base = header.record_count, header.base_offset
-        if header.is_control or not check_crc(self._data, at, header):
+        if header.is_control or not check_crc(self._data, position, header):
             return _WHOLE, None
         if not header.compression:
-            begin, end = at + HEADER_SIZE, at + header.size
-            found = record_hashes(self._data, begin, end, base, count)
-            return _WHOLE if found is None else _IN_READ, found
+            begin, end = position + HEADER_SIZE, position + header.size
+            hashed = hash_records(self._data, begin, end, base, count)
+            return _WHOLE if hashed is None else _IN_READ, hashed
         room = EXPANDED_BYTES_MAX - (self.cost_bytes - len(self._data))
         try:
-            body = records_body(self._data, at, header, bytes_max=room)
+            body = decompress_records(self._data, position, header, bytes_max=room)
         except CorruptBatch:
             self.cost_bytes += room
             return _WHOLE, None
         self.cost_bytes += len(body)
-        found = record_hashes(body, 0, len(body), base, count)
+        hashed = hash_records(body, 0, len(body), base, count)
         begin = len(expanded)
-        if found is None:
+        if hashed is None:
             return _WHOLE, None
         expanded += body
-        return begin, found
+        return begin, hashed
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -149,7 +159,7 @@ class HashedBatches:
         parts = (self._data, self._expanded, self._batches, self._hashes, self._ends)
         return sum(map(len, parts)) + 36 * len(self._lasts) + _OVERHEAD_BYTES
 
-    def next_of(self, number: int) -> int:
+    def find_next_offset(self, number: int) -> int:
         """Return the offset behind the batch before `number`, from which to read on."""
         return self._lasts[number - 1] + 1
 
@@ -159,13 +169,13 @@ class HashedBatches:
 
     def select(
         self, first: int, past: int, ranges: KeyRanges, size_max: int, *, min_one: bool
-    ) -> Selected:
+    ) -> SelectedBatches:
         """Return the batches from number `first` to before `past` as a reader of `ranges` gets
         them, as far as they fit into `size_max`. With `min_one` the first one fits always."""
-        if walker.native is None:
-            return Selected(*self._in_python(first, past, ranges, size_max, min_one))
-        return Selected(
-            *walker.native.records_in(
+        if batch_validation.native is None:
+            return SelectedBatches(*self._select_in_python(first, past, ranges, size_max, min_one))
+        return SelectedBatches(
+            *batch_validation.native.records_in(
                 self._data,
                 self._expanded,
                 self._batches,
@@ -179,7 +189,7 @@ class HashedBatches:
             )
         )
 
-    def _in_python(
+    def _select_in_python(
         self, first: int, past: int, ranges: KeyRanges, size_max: int, min_one: bool
     ) -> tuple[bytes, int]:
         """Do the work of `select` in Python."""
@@ -191,10 +201,10 @@ class HashedBatches:
         for number in range(first, past):
             row = rows[number * _FIELDS : (number + 1) * _FIELDS]
             records = slice(row[_FIRST_RECORD], row[_FIRST_RECORD] + row[_COUNT])
-            found = _thin(self._data, self._expanded, row, hashes[records], ends[records], ranges)
-            if found and len(out) + len(found) > size_max and (out or not min_one):
+            batch = _thin(self._data, self._expanded, row, hashes[records], ends[records], ranges)
+            if batch and len(out) + len(batch) > size_max and (out or not min_one):
                 return bytes(out), number
-            out += found
+            out += batch
         return bytes(out), past
 
 
@@ -207,47 +217,49 @@ def _thin(
     ranges: KeyRanges,
 ) -> Buffer:
     """Return one batch as a reader of `ranges` gets it, b"" if it has no record for it."""
-    whole = data[row[_BEGIN] : row[_END]]
+    whole_batch = data[row[_BEGIN] : row[_END]]
     if row[_BODY] == _WHOLE:
-        return whole
-    body, at = (whole, HEADER_SIZE) if row[_BODY] == _IN_READ else (expanded, row[_BODY])
-    kept, count, begin = bytearray(), 0, 0
-    for found, end in zip(hashes, ends, strict=True):
-        if ranges.contains(found):
-            kept += body[at + begin : at + end]
+        return whole_batch
+    body, position = (
+        (whole_batch, HEADER_SIZE) if row[_BODY] == _IN_READ else (expanded, row[_BODY])
+    )
+    kept_records, count, begin = bytearray(), 0, 0
+    for hash_value, end in zip(hashes, ends, strict=True):
+        if ranges.has_hash(hash_value):
+            kept_records += body[position + begin : position + end]
             count += 1
-            if HEADER_SIZE + len(kept) >= len(whole):
-                return whole
+            if HEADER_SIZE + len(kept_records) >= len(whole_batch):
+                return whole_batch
         begin = end
     if not count:
         return b""
-    header = read_header(whole)
+    header = read_header(whole_batch)
     attributes = header.attributes & ~COMPRESSION_MASK
-    return seal(header._replace(attributes=attributes, record_count=count), kept)
+    return seal(header._replace(attributes=attributes, record_count=count), kept_records)
 
 
-def record_hashes(
+def hash_records(
     data: bytes, begin: int, end: int, base_offset: int, count: int
 ) -> tuple[bytes, bytes] | None:
     """Return the hashes of the `count` records in `data[begin:end]` as 64-bit numbers, and the
     ends of the records from `begin` on as 32-bit numbers. None if they are damaged."""
     if count < 0:
         return None
-    if walker.native is not None:
-        return walker.native.record_hashes(data, begin, end, base_offset, count)
+    if batch_validation.native is not None:
+        return batch_validation.native.record_hashes(data, begin, end, base_offset, count)
     body = data[begin:end]
     hashes, ends = array("q"), array("i")
     try:
-        for found, record_end in _hashes(body, base_offset, count):
-            hashes.append(found)
+        for hash_value, record_end in _hash_each_record(body, base_offset, count):
+            hashes.append(hash_value)
             ends.append(record_end)
     except CorruptBatch:
         return None
     return hashes.tobytes(), ends.tobytes()
 
 
-def _hashes(body: bytes, base_offset: int, count: int) -> Iterator[tuple[int, int]]:
-    for span in spans(body, count):
+def _hash_each_record(body: bytes, base_offset: int, count: int) -> Iterator[tuple[int, int]]:
+    for span in iter_spans(body, count):
         if span.offset_delta < 0:
             raise CorruptBatch(f"an offset delta of {span.offset_delta}")
-        yield record_hash(key_of(body, span), base_offset + span.offset_delta), span.end
+        yield hash_record(read_key(body, span), base_offset + span.offset_delta), span.end

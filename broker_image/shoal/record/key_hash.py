@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.record import walker
+from shoal.record import batch_validation
 
 if TYPE_CHECKING:
     from shoal.record.batch import Buffer
@@ -26,54 +26,58 @@ _PRIME_4 = 0x85EBCA77C2B2AE63
 _PRIME_5 = 0x27D4EB2F165667C5
 
 
-def key_hash(key: Buffer) -> int:
+def hash_key(key: Buffer) -> int:
     """Return the hash of a key, 0 to 2^63-1."""
-    return in_python(key) if walker.native is None else walker.native.key_hash(key)
+    return (
+        hash_key_in_python(key)
+        if batch_validation.native is None
+        else batch_validation.native.key_hash(key)
+    )
 
 
-def record_hash(key: Buffer | None, offset: int) -> int:
+def hash_record(key: Buffer | None, offset: int) -> int:
     """Return the hash of a record: that of its key, or of its offset if it has none."""
-    return key_hash(offset.to_bytes(8, "big") if key is None else key)
+    return hash_key(offset.to_bytes(8, "big") if key is None else key)
 
 
-def in_python(key: Buffer) -> int:
+def hash_key_in_python(key: Buffer) -> int:
     """Do the work of `key_hash` in Python."""
     size = len(key)
     at, value = 0, _SEED + _PRIME_5
     if size >= 32:
-        at, value = _stripes(key)
+        at, value = _hash_stripes(key)
     value = (value + size) & _MASK
     while size - at >= 8:
-        value ^= _mixed(0, int.from_bytes(key[at : at + 8], "little"))
-        value = (_rotated(value, 27) * _PRIME_1 + _PRIME_4) & _MASK
+        value ^= _mix(0, int.from_bytes(key[at : at + 8], "little"))
+        value = (_rotate(value, 27) * _PRIME_1 + _PRIME_4) & _MASK
         at += 8
     if size - at >= 4:
         value ^= int.from_bytes(key[at : at + 4], "little") * _PRIME_1 & _MASK
-        value = (_rotated(value, 23) * _PRIME_2 + _PRIME_3) & _MASK
+        value = (_rotate(value, 23) * _PRIME_2 + _PRIME_3) & _MASK
         at += 4
     for byte in key[at:]:
-        value = _rotated(value ^ (byte * _PRIME_5 & _MASK), 11) * _PRIME_1 & _MASK
+        value = _rotate(value ^ (byte * _PRIME_5 & _MASK), 11) * _PRIME_1 & _MASK
     value = (value ^ value >> 33) * _PRIME_2 & _MASK
     value = (value ^ value >> 29) * _PRIME_3 & _MASK
     return (value ^ value >> 32) >> 1
 
 
-def _stripes(key: Buffer) -> tuple[int, int]:
+def _hash_stripes(key: Buffer) -> tuple[int, int]:
     """Return the end of the last whole stripe of 32 bytes, and the hash up to it."""
     sums = [_SEED + _PRIME_1 + _PRIME_2, _SEED + _PRIME_2, _SEED, _SEED - _PRIME_1]
     end = len(key) // 32 * 32
     for at in range(0, end, 8):
         number = at // 8 % 4
-        sums[number] = _mixed(sums[number], int.from_bytes(key[at : at + 8], "little"))
-    value = sum(_rotated(s, bits) for s, bits in zip(sums, (1, 7, 12, 18), strict=True))
-    for one in sums:
-        value = ((value & _MASK ^ _mixed(0, one)) * _PRIME_1 + _PRIME_4) & _MASK
+        sums[number] = _mix(sums[number], int.from_bytes(key[at : at + 8], "little"))
+    value = sum(_rotate(s, bits) for s, bits in zip(sums, (1, 7, 12, 18), strict=True))
+    for lane_sum in sums:
+        value = ((value & _MASK ^ _mix(0, lane_sum)) * _PRIME_1 + _PRIME_4) & _MASK
     return end, value
 
 
-def _mixed(before: int, lane: int) -> int:
-    return _rotated((before + lane * _PRIME_2) & _MASK, 31) * _PRIME_1 & _MASK
+def _mix(before: int, lane: int) -> int:
+    return _rotate((before + lane * _PRIME_2) & _MASK, 31) * _PRIME_1 & _MASK
 
 
-def _rotated(value: int, bits: int) -> int:
+def _rotate(value: int, bits: int) -> int:
     return (value << bits | value >> (64 - bits)) & _MASK

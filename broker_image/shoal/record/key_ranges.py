@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.protocol.features import KEY_HASH_MAX, KEY_RANGES_MAX
-from shoal.record.key_hash import record_hash
+from shoal.record.key_hash import hash_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,11 +37,11 @@ class KeyRanges:
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Raises `InvalidKeyRanges`."""
-        self._ranges = tuple(sorted(KeyRange(*one) for one in ranges))
+        self._ranges = tuple(sorted(KeyRange(*key_range) for key_range in ranges))
         self._check()
-        self._lasts = [one.last for one in self._ranges]
+        self._lasts = [key_range.last for key_range in self._ranges]
         #: First and last hash of each range, as 64-bit numbers.
-        self.packed = array("q", [end for one in self._ranges for end in one]).tobytes()
+        self.packed = array("q", [end for key_range in self._ranges for end in key_range]).tobytes()
 
     def _check(self) -> None:
         if not self._ranges:
@@ -51,19 +51,21 @@ class KeyRanges:
                 f"{len(self._ranges)} key ranges, at most {KEY_RANGES_MAX} are allowed: "
                 "join ranges that touch"
             )
-        for one in self._ranges:
-            if one.first < 0 or one.last > KEY_HASH_MAX:
-                raise InvalidKeyRanges(f"key range {one}: hashes are 0 to {KEY_HASH_MAX}")
-            if one.first > one.last:
+        for key_range in self._ranges:
+            if key_range.first < 0 or key_range.last > KEY_HASH_MAX:
+                raise InvalidKeyRanges(f"key range {key_range}: hashes are 0 to {KEY_HASH_MAX}")
+            if key_range.first > key_range.last:
                 raise InvalidKeyRanges(
-                    f"key range {one} ends before it begins: write the lower hash first"
+                    f"key range {key_range} ends before it begins: write the lower hash first"
                 )
-        for one, other in pairwise(self._ranges):
-            if other.first <= one.last:
-                raise InvalidKeyRanges(f"key ranges {one} and {other} overlap: name each hash once")
+        for key_range, next_range in pairwise(self._ranges):
+            if next_range.first <= key_range.last:
+                raise InvalidKeyRanges(
+                    f"key ranges {key_range} and {next_range} overlap: name each hash once"
+                )
 
     @classmethod
-    def part(cls, number: int, parts: int) -> KeyRanges:
+    def from_part(cls, number: int, parts: int) -> KeyRanges:
         """Return the part `number`, from 1 on, of all hashes in `parts` equal ranges.
 
         Raises `InvalidKeyRanges`.
@@ -82,8 +84,8 @@ class KeyRanges:
         number, slash, parts = text.partition("/")
         try:
             if slash:
-                return cls.part(int(number), int(parts))
-            bounds = [one.partition("-") for one in text.split(",")]
+                return cls.from_part(int(number), int(parts))
+            bounds = [item.partition("-") for item in text.split(",")]
             return cls((int(first), int(last)) for first, _, last in bounds)
         except InvalidKeyRanges:
             raise
@@ -108,11 +110,11 @@ class KeyRanges:
     def __str__(self) -> str:
         return ",".join(map(str, self._ranges))
 
-    def contains(self, hash_: int) -> bool:
+    def has_hash(self, hash_: int) -> bool:
         """Whether a hash is in one of the ranges."""
-        at = bisect_left(self._lasts, hash_)
-        return at < len(self._lasts) and self._ranges[at].first <= hash_
+        index = bisect_left(self._lasts, hash_)
+        return index < len(self._lasts) and self._ranges[index].first <= hash_
 
-    def holds(self, key: Buffer | None, offset: int) -> bool:
+    def has_record(self, key: Buffer | None, offset: int) -> bool:
         """Whether the record with this key and offset is in one of the ranges."""
-        return self.contains(record_hash(key, offset))
+        return self.has_hash(hash_record(key, offset))

@@ -35,7 +35,7 @@ OFFSETS = {
 }
 
 
-def format_of(*names: str) -> str:
+def build_format(*names: str) -> str:
     """Return the `struct` format of some fields, from the first to the last of them.
 
     `names` are in wire order. The format skips the bytes of the fields between them.

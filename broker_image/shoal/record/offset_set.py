@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
+def to_ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:
     """Return ascending `offsets` as ranges that do not touch each other."""
     ascending = iter(offsets)
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     first = last = next(ascending, None)
     if first is None or last is None:
-        return found
+        return ranges
     for offset in ascending:
         if offset != last + 1:
-            found.append((first, last))
+            ranges.append((first, last))
             first = offset
         last = offset
-    found.append((first, last))
-    return found
+    ranges.append((first, last))
+    return ranges
 
 
 class OffsetSet:
@@ -42,27 +42,27 @@ class OffsetSet:
     @classmethod
     def parse(cls, text: str) -> OffsetSet:
         """Parse a set such as `3-7,9`. Raises `ValueError`."""
-        found = cls()
+        offsets = cls()
         for word in filter(None, text.split(",")):
             first, dash, last = word.partition("-")
-            found.add(int(first), int(last) if dash else int(first))
-        return found
+            offsets.add(int(first), int(last) if dash else int(first))
+        return offsets
 
     def __str__(self) -> str:
-        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.ranges())
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.iter_ranges())
 
     def __len__(self) -> int:
-        return sum(last - first + 1 for first, last in self.ranges())
+        return sum(last - first + 1 for first, last in self.iter_ranges())
 
     def __contains__(self, offset: int) -> bool:
-        at = bisect_right(self._firsts, offset) - 1
-        return at >= 0 and offset <= self._lasts[at]
+        index = bisect_right(self._firsts, offset) - 1
+        return index >= 0 and offset <= self._lasts[index]
 
     def __iter__(self) -> Iterator[int]:
-        for first, last in self.ranges():
+        for first, last in self.iter_ranges():
             yield from range(first, last + 1)
 
-    def ranges(self) -> Iterator[tuple[int, int]]:
+    def iter_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges, as first and last offset, in ascending order."""
         return zip(self._firsts, self._lasts, strict=True)
 
@@ -87,29 +87,29 @@ class OffsetSet:
             first, last = min(first, self._firsts[low]), max(last, self._lasts[high - 1])
         self._firsts[low:high], self._lasts[low:high] = [first], [last]
 
-    def first_missing(self, offset: int) -> int:
+    def find_first_missing(self, offset: int) -> int:
         """Return the lowest offset that is at least `offset` and not in the set."""
-        at = bisect_right(self._firsts, offset) - 1
-        return self._lasts[at] + 1 if at >= 0 and offset <= self._lasts[at] else offset
+        index = bisect_right(self._firsts, offset) - 1
+        return self._lasts[index] + 1 if index >= 0 and offset <= self._lasts[index] else offset
 
     def cut(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
         """Cut a range where ranges of this set begin and end. Yield the first and last offset of
         each part, and whether the set contains it."""
-        at = bisect_left(self._lasts, first)
+        index = bisect_left(self._lasts, first)
         while first <= last:
-            if at == len(self._firsts) or self._firsts[at] > last:
+            if index == len(self._firsts) or self._firsts[index] > last:
                 yield first, last, False
                 return
-            if self._firsts[at] > first:
-                yield first, self._firsts[at] - 1, False
-                first = self._firsts[at]
-            high = min(self._lasts[at], last)
+            if self._firsts[index] > first:
+                yield first, self._firsts[index] - 1, False
+                first = self._firsts[index]
+            high = min(self._lasts[index], last)
             yield first, high, True
-            first, at = high + 1, at + 1
+            first, index = high + 1, index + 1
 
     def forget(self, below: int) -> None:
         """Remove all offsets below `below`."""
-        at = bisect_left(self._lasts, below)
-        del self._firsts[:at], self._lasts[:at]
+        index = bisect_left(self._lasts, below)
+        del self._firsts[:index], self._lasts[:index]
         if self._firsts and self._firsts[0] < below:
             self._firsts[0] = below

@@ -10,8 +10,6 @@ import struct
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from shoal.record.batch import (
     CONTROL_BIT,
     CRC_FROM,
@@ -26,15 +24,21 @@ from shoal.record.batch import (
     read_header,
     seal,
 )
-from shoal.record.compression import EXPANDED_BYTES_MAX, Compression, compress, decompress
-from shoal.record.layout import OFFSETS, format_of
+from shoal.record.compression import (
+    EXPANDED_BYTES_MAX,
+    Compression,
+    compress,
+    decompress,
+)
+from shoal.record.crc import crc32c
+from shoal.record.layout import OFFSETS, build_format
 
 #: The batch header in two parts: before the CRC's range, and inside it.
 _NAMES = tuple(OFFSETS)
-_UNSIGNED = struct.Struct(format_of(*_NAMES[: _NAMES.index("attributes")]))
-_SIGNED = struct.Struct(format_of(*_NAMES[_NAMES.index("attributes") :]))
+_UNSIGNED = struct.Struct(build_format(*_NAMES[: _NAMES.index("attributes")]))
+_SIGNED = struct.Struct(build_format(*_NAMES[_NAMES.index("attributes") :]))
 #: Keys and values. A key that is not UTF-8 keeps its bytes as lone surrogates, as Python's names of
-#: files do (PEP 383); `header_bytes` and `header_text` convert it.
+#: files do (PEP 383); `encode_header_key` and `format_header_key` convert it.
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
 #: (timestamp_ms, key, value, headers): a record for `build_batch`.
 NewRecord = tuple[int, bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
@@ -61,10 +65,11 @@ class Span(NamedTuple):
     value_size: int
 
 
-def records_body(
+def decompress_records(
     buf: Buffer, at: int, header: BatchHeader, *, bytes_max: int = EXPANDED_BYTES_MAX
 ) -> bytes:
-    """Return the decompressed records of the batch at `at`. Raises `CorruptBatch`."""
+    """Return the decompressed records of the batch at `at`. Raises `CorruptBatch`, and
+    `OutputFull` if compressed ones expand to more than `bytes_max` bytes."""
     end = at + header.size
     if end > len(buf):
         raise CorruptBatch(f"{len(buf) - at} bytes of a batch of {header.size}")
@@ -72,21 +77,21 @@ def records_body(
     return bytes(decompress(header.compression, raw, bytes_max))
 
 
-def spans(body: Buffer, count: int) -> Iterator[Span]:
+def iter_spans(body: Buffer, count: int) -> Iterator[Span]:
     """Iterate over exactly `count` records that fill `body`. Raises `CorruptBatch` otherwise."""
     at = 0
     try:
         for _ in range(count):
             start = at
-            size, at = _varint(body, at)
+            size, at = _read_varint(body, at)
             end = at + size
             # Attributes, two deltas, two lengths and the header count take at least one byte each.
             if size < 6 or end > len(body):
                 raise CorruptBatch(f"a record of {size} bytes where {len(body) - at} are left")
-            timestamp_delta, at = _varint(body, at + 1)
-            offset_delta, at = _varint(body, at)
-            key_size, key_at = _varint(body, at)
-            value_size, value_at = _varint(body, key_at + max(key_size, 0))
+            timestamp_delta, at = _read_varint(body, at + 1)
+            offset_delta, at = _read_varint(body, at)
+            key_size, key_at = _read_varint(body, at)
+            value_size, value_at = _read_varint(body, key_at + max(key_size, 0))
             if key_size < -1 or value_size < -1 or value_at + max(value_size, 0) >= end:
                 raise CorruptBatch(f"a key of {key_size} and a value of {value_size} in {size}")
             yield Span(
@@ -112,10 +117,10 @@ def read_records(
     Does not check the CRC. The records may expand to `bytes_max` bytes. Raises `CorruptBatch`.
     """
     header = read_header(buf, at)
-    body = records_body(buf, at, header, bytes_max=bytes_max)
+    body = decompress_records(buf, at, header, bytes_max=bytes_max)
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
     append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
-    for span in spans(body, header.record_count):
+    for span in iter_spans(body, header.record_count):
         offset = base_offset + span.offset_delta
         if offsets is not None and offset not in offsets:
             continue
@@ -124,9 +129,9 @@ def read_records(
             header.max_timestamp
             if append_time
             else wrap_int64(base_timestamp + span.timestamp_delta),
-            key_of(body, span),
-            value_of(body, span),
-            headers_of(body, span),
+            read_key(body, span),
+            read_value(body, span),
+            read_headers(body, span),
         )
 
 
@@ -135,30 +140,30 @@ def wrap_int64(number: int) -> int:
     return number if -(2**63) <= number < 2**63 else (number + 2**63) % 2**64 - 2**63
 
 
-def key_of(body: bytes, span: Span) -> bytes | None:
+def read_key(body: bytes, span: Span) -> bytes | None:
     return None if span.key_size < 0 else body[span.key_at : span.key_at + span.key_size]
 
 
-def value_of(body: bytes, span: Span) -> bytes | None:
+def read_value(body: bytes, span: Span) -> bytes | None:
     return None if span.value_size < 0 else body[span.value_at : span.value_at + span.value_size]
 
 
-def headers_of(body: bytes, span: Span) -> RecordHeaders:
+def read_headers(body: bytes, span: Span) -> RecordHeaders:
     """Return the headers of a record. Raises `CorruptBatch`."""
     at, end = span.value_at + max(span.value_size, 0), span.end
     try:
-        count, at = _varint(body, at)
+        count, at = _read_varint(body, at)
         if count == 0 and at == end:
             return ()
         if not 0 <= count <= end - at:
             raise CorruptBatch(f"{count} headers in {end - at} bytes")
         out = []
         for _ in range(count):
-            size, at = _varint(body, at)
+            size, at = _read_varint(body, at)
             key, at = body[at : at + size], at + size
             if size < 0 or at > end:
                 raise CorruptBatch(f"a header key of {size} bytes")
-            size, at = _varint(body, at)
+            size, at = _read_varint(body, at)
             value = None if size < 0 else body[at : at + size]
             at += max(size, 0)
             if at > end:
@@ -171,14 +176,22 @@ def headers_of(body: bytes, span: Span) -> RecordHeaders:
     return tuple(out)
 
 
-def header_bytes(key: str) -> bytes:
+def count_headers(body: bytes, span: Span) -> int:
+    """Return the number of a record's headers, without a look at them. Raises `CorruptBatch`."""
+    try:
+        return _read_varint(body, span.value_at + max(span.value_size, 0))[0]
+    except IndexError:
+        raise CorruptBatch("the headers end early") from None
+
+
+def encode_header_key(key: str) -> bytes:
     """Return the bytes of a header key as they are on the wire."""
     return key.encode(errors="surrogateescape")
 
 
-def header_text(key: str) -> str:
+def format_header_key(key: str) -> str:
     """Return a header key to show: bytes that are not UTF-8 are replaced, as in Java clients."""
-    return header_bytes(key).decode(errors="replace")
+    return encode_header_key(key).decode(errors="replace")
 
 
 def build_batch(
@@ -195,7 +208,7 @@ def build_batch(
     level: int | None = None,
 ) -> bytearray:
     """Build a batch of at least one record, with create time and its CRC."""
-    codec = Compression.of(compression)
+    codec = Compression.from_name(compression)
     out = bytearray()
     base_timestamp = max_timestamp = 0
     count = 0
@@ -240,13 +253,13 @@ def build_own_batch(
     The result equals that of `build_batch`, in a third of the time: 4 µs per record.
     """
     parts: list[bytes] = []
-    for at, (key, value) in enumerate(records):
-        head = b"\0\0" + _varint_bytes(at) + _varint_bytes(len(key)) + key
+    for index, (key, value) in enumerate(records):
+        head = b"\0\0" + _encode_varint(index) + _encode_varint(len(key)) + key
         if value is None:
             body = head + b"\x01\0"
         else:
-            body = head + _varint_bytes(len(value)) + value + b"\0"
-        parts += (_varint_bytes(len(body)), body)
+            body = head + _encode_varint(len(value)) + value + b"\0"
+        parts += (_encode_varint(len(body)), body)
     count = len(parts) // 2
     signed = b"".join(
         (_SIGNED.pack(0, count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, count), *parts)
@@ -273,7 +286,7 @@ def put_record(
         pairs = list(record_headers)
         _put_varint(body, len(pairs))
         for name, content in pairs:
-            _put_bytes(body, header_bytes(name))
+            _put_bytes(body, encode_header_key(name))
             _put_bytes(body, content)
     else:
         body.append(0)
@@ -286,8 +299,8 @@ def put_span(out: bytearray, body: bytes, span: Span, timestamp_delta: int) -> N
     inner = bytearray(1)
     _put_varint(inner, timestamp_delta)
     _put_varint(inner, span.offset_delta)
-    _put_bytes(inner, key_of(body, span))
-    _put_bytes(inner, value_of(body, span))
+    _put_bytes(inner, read_key(body, span))
+    _put_bytes(inner, read_value(body, span))
     inner += body[span.value_at + max(span.value_size, 0) : span.end]
     _put_varint(out, len(inner))
     out += inner
@@ -301,7 +314,7 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
         out += value
 
 
-def _varint_bytes(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     """Return the zigzag varint of a number that is not negative."""
     if value < len(_SMALL_VARINTS):
         return _SMALL_VARINTS[value]
@@ -323,7 +336,7 @@ _SMALL_VARINTS = [
 ]
 
 
-def _varint(body: Buffer, at: int) -> tuple[int, int]:
+def _read_varint(body: Buffer, at: int) -> tuple[int, int]:
     """Return the zigzag varint at `at` (up to ten bytes), and the position behind it."""
     byte = body[at]
     at += 1

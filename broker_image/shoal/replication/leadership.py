@@ -17,14 +17,15 @@ This module has no I/O and no clock. `Partition` owns a `Leadership` while it le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
-    from shoal.replication.partition import Partition
+    from shoal.log.log import Log
 
 #: The epoch of a broker that may not join an ISR.
 NOT_ELIGIBLE = -1
@@ -87,7 +88,7 @@ class Follower:
         self.leader_end_offset = 0
         self.broker_epoch = NOT_ELIGIBLE
 
-    def fetched(
+    def record_fetch(
         self,
         offset: int,
         *,
@@ -113,6 +114,30 @@ class Follower:
         return at_the_end or now_ms - self.caught_up_ms <= lag_time_max_ms
 
 
+class LedPartition(Protocol):
+    """What a `Leadership` reads of the partition that owns it: `Partition` has it.
+
+    `lag_time_max_ms` is in milliseconds. `alter_isr` asks the controller for another ISR.
+    `broker_epoch_of` returns the epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
+    """
+
+    topic_id: UUID
+    index: int
+    log: Log
+    node_id: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[int, ...]
+    replicas: tuple[int, ...]
+    lag_time_max_ms: int
+    high_watermark: int
+    alter_isr: Callable[[Any, AlterPartition], None]
+    broker_epoch_of: Callable[[int], int]
+
+    @property
+    def effective_min_isr(self) -> int: ...
+
+
 class Leadership:
     """The followers of one partition in one leader epoch, and the proposed ISR."""
 
@@ -126,7 +151,7 @@ class Leadership:
         "start_offset",
     )
 
-    def __init__(self, partition: Partition, now_ms: int) -> None:
+    def __init__(self, partition: LedPartition, now_ms: int) -> None:
         self._partition = partition
         #: The start offset of this epoch. The committed end below it is not known until the high
         #: watermark reaches it.
@@ -163,7 +188,7 @@ class Leadership:
         follower = self.followers.get(replica_id)
         if follower is None or broker_epoch < follower.broker_epoch:
             return
-        follower.fetched(
+        follower.record_fetch(
             offset,
             log_start_offset=log_start_offset,
             leader_end_offset=self._partition.log.log_end_offset,
@@ -186,7 +211,7 @@ class Leadership:
         follower.caught_up_ms = max(follower.caught_up_ms, now_ms)
         return True
 
-    def high_watermark(self, own_end_offset: int) -> int:
+    def compute_high_watermark(self, own_end_offset: int) -> int:
         """Return the smallest end offset of the maximal ISR and of the followers about to join it,
         at least the current high watermark. `own_end_offset` is the leader's own."""
         partition = self._partition
@@ -258,11 +283,11 @@ class Leadership:
             partition.node_id,
             partition.leader_epoch,
             partition.partition_epoch,
-            tuple((member, self._epoch_of(member)) for member in isr),
+            tuple((member, self._find_epoch(member)) for member in isr),
         )
         partition.alter_isr(partition, self.proposed)
 
-    def _epoch_of(self, member: int) -> int:
+    def _find_epoch(self, member: int) -> int:
         follower = self.followers.get(member)
         if follower is None or follower.broker_epoch == NOT_ELIGIBLE:
             return self._partition.broker_epoch_of(member)

@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.log.appends import Appended, Origin
+from shoal.log.appends import AppendOrigin, LogAppendInfo
+from shoal.log.deduplication import Deduplication, find_contents
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
+from shoal.log.validation import ValidatedBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import Buffer, CorruptBatch
 from shoal.record.compression import Compression
@@ -35,9 +37,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.log.log import Log
-    from shoal.log.reads import Read
+    from shoal.log.reads import ReadResult
     from shoal.log.remote import RebuiltState
-    from shoal.log.validation import ValidatedBatch
 
 NO_LEADER = -1
 #: The leader epoch of a Fetch or ListOffsets request that names none (KIP-320).
@@ -65,14 +66,14 @@ class ReplicaFetch(NamedTuple):
 class PartitionFetcher(Protocol):
     """Fetches for a follower (`replica_fetcher.ReplicaFetcher`)."""
 
-    def synced(self, partition: Partition, offset: int) -> None:
+    def mark_synced(self, partition: Partition, offset: int) -> None:
         """Note that the log is on disk below `offset`."""
 
     def notify_changed(self, partition: Partition) -> None:
         """Note that the log may have changed without a fetch."""
 
 
-class ReplicaFetched(NamedTuple):
+class ReplicaFetchResult(NamedTuple):
     """The leader's result: records from the fetch offset on, a divergence, or an error."""
 
     error_code: ErrorCode
@@ -82,7 +83,7 @@ class ReplicaFetched(NamedTuple):
     records: Buffer = b""
 
 
-class Registration(Protocol):
+class PartitionRegistration(Protocol):
     """A partition in the metadata image (`metadata.image.PartitionImage`)."""
 
     @property
@@ -108,11 +109,14 @@ class Partition:
         "broker_epoch_of",
         "bytes_appended",
         "bytes_committed",
+        "deduplication",
+        "deduplication_begun",
         "fetcher",
         "flush_messages",
         "group_commit",
         "high_watermark",
         "index",
+        "is_removed",
         "isr",
         "key",
         "lag_time_max_ms",
@@ -148,19 +152,20 @@ class Partition:
         sync_requested: Callable[[Partition], None] | None = None,
         alter_isr: Callable[[Partition, AlterPartition], None] | None = None,
         broker_epoch_of: Callable[[int], int] | None = None,
+        deduplication_begun: Callable[[Partition], None] | None = None,
     ) -> None:
         """`high_watermark` is the last known one of a replicated partition.
 
         `sync_requested` asks the disk to sync the log soon. `alter_isr` asks the controller for
         another ISR; `complete_isr_change` or `fail_isr_change` takes the result.
         `broker_epoch_of` returns the epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
+        `deduplication_begun` asks to read the ids of the log into `deduplication`.
         """
-        self.topic = topic
-        self.topic_id = topic_id
-        self.index = index
+        self.topic, self.topic_id, self.index = topic, topic_id, index
         #: Key of the requests that wait for this partition.
         self.key = (topic_id, index)
         self.log = log
+        self.is_removed = False  # From then on its files may be gone.
         self.node_id = node_id
         self.leader_id = leader_id
         self.leader_epoch = leader_epoch
@@ -181,9 +186,12 @@ class Partition:
         self._uncommitted: deque[tuple[int, int]] = deque()
         self._advance_calls: list[Callable[[Partition], None]] = []
         self._append_calls: list[Callable[[Partition], None]] = []
-        self.sync_requested = sync_requested or _no_disk
-        self.alter_isr = alter_isr or _no_controller
-        self.broker_epoch_of = broker_epoch_of or _no_broker
+        self.sync_requested = sync_requested or _fail_without_disk
+        self.alter_isr = alter_isr or _fail_without_controller
+        self.broker_epoch_of = broker_epoch_of or _reject_broker
+        self.deduplication_begun = deduplication_begun or _read_ids
+        #: The ids of the log's records, while this replica leads and its topic has a window.
+        self.deduplication: Deduplication | None = None
         #: The state of the followers, while this replica leads and has any.
         self.leadership: Leadership | None = None
         #: By follower: called once at the next change that its fetches must see.
@@ -191,8 +199,8 @@ class Partition:
         #: Fetches for this replica while it follows.
         self.fetcher: PartitionFetcher | None = None
         if len(replicas) > 1:
-            known = min(high_watermark, log.log_end_offset)
-            self.high_watermark = max(known, log.log_start_offset)
+            watermark = min(high_watermark, log.log_end_offset)
+            self.high_watermark = max(watermark, log.log_start_offset)
             if self.is_leader:
                 self._become_leader(now_ms)
 
@@ -205,7 +213,7 @@ class Partition:
         """min.insync.replicas, limited to the number of replicas."""
         return min(self.min_isr, len(self.replicas))
 
-    def lost_leadership_since(self, leader_epoch: int) -> bool:
+    def has_lost_leadership_since(self, leader_epoch: int) -> bool:
         """Whether this replica has not led without interruption since that epoch.
 
         If so, its appends of that epoch may be lost, and others' records may have their offsets.
@@ -220,17 +228,17 @@ class Partition:
     @property
     def last_stable_offset(self) -> int:
         """The offset below which all transactions have ended; at most the high watermark."""
-        return self.log.last_stable_offset(self.high_watermark)
+        return self.log.find_last_stable_offset(self.high_watermark)
 
-    def epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
+    def find_epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
         """Return the error for a request with that leader epoch (KIP-320), or None."""
-        error = self.known_epoch_error(current_leader_epoch)
+        error = self.find_known_epoch_error(current_leader_epoch)
         if error is None and not self.is_leader:
             return ErrorCode.not_leader_or_follower
         return error
 
-    def known_epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
-        """`epoch_error` for a replica that may also be a follower."""
+    def find_known_epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
+        """`find_epoch_error` for a replica that may also be a follower."""
         if current_leader_epoch in (NO_EPOCH, self.leader_epoch):
             return None
         if current_leader_epoch < self.leader_epoch:
@@ -239,21 +247,21 @@ class Partition:
 
     # Leadership
 
-    def register(self, registered: Registration, now_ms: int) -> None:
+    def register(self, registration: PartitionRegistration, now_ms: int) -> None:
         """Become leader or follower as the controller has decided. A registration that is not
         newer than the current one changes nothing."""
-        if registered.partition_epoch <= self.partition_epoch:
+        if registration.partition_epoch <= self.partition_epoch:
             # The current registration may come again. A proposed ISR stays proposed.
             return
         self._wake_quiet_fetches()
-        changed = registered.leader_epoch != self.leader_epoch
-        self.leader_id = registered.leader
-        self.leader_epoch = registered.leader_epoch
-        self.partition_epoch = registered.partition_epoch
-        self.isr = registered.isr
-        self.replicas = registered.replicas
+        changed = registration.leader_epoch != self.leader_epoch
+        self.leader_id = registration.leader
+        self.leader_epoch = registration.leader_epoch
+        self.partition_epoch = registration.partition_epoch
+        self.isr = registration.isr
+        self.replicas = registration.replicas
         if not self.is_leader:
-            self.leadership = None
+            self.leadership = self.deduplication = None
         elif changed or (self.leadership is None) != (len(self.replicas) == 1):
             self._become_leader(now_ms)
         elif self.leadership is not None:
@@ -312,18 +320,46 @@ class Partition:
         data: Buffer | ValidatedBatch,
         *,
         now_ms: int,
-        origin: Origin = Origin.CLIENT,
-    ) -> Appended:
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> LogAppendInfo:
         """Append whole batches as leader, without changing `data`.
 
         Raises `AppendRefused`; then nothing was appended.
         """
+        if self.log.config.deduplicates:
+            appended = self._append_once(data, now_ms, origin)
+        else:
+            appended = self.log.append(
+                data, now_ms=now_ms, leader_epoch=self.leader_epoch, origin=origin
+            )
+        if not appended.duplicate:
+            self._on_appended(appended.size)
+        return appended
+
+    def _append_once(
+        self, data: Buffer | ValidatedBatch, now_ms: int, origin: AppendOrigin
+    ) -> LogAppendInfo:
+        """Append the records whose ids are not known (`log.deduplication`)."""
+        deduplication = self.deduplication
+        if deduplication is None or not deduplication.is_current:
+            deduplication = self.deduplication = Deduplication(self.log, now_ms)
+            self.deduplication_begun(self)
+        if origin is AppendOrigin.CLIENT:
+            return deduplication.append(data, now_ms=now_ms, leader_epoch=self.leader_epoch)
         appended = self.log.append(
             data, now_ms=now_ms, leader_epoch=self.leader_epoch, origin=origin
         )
-        if not appended.duplicate:
-            self._appended(appended.size)
+        assert not isinstance(data, ValidatedBatch)
+        deduplication.note_coordinator_append(data)
         return appended
+
+    def find_cut(self, batch: ValidatedBatch, now_ms: int) -> dict[int, int]:
+        """Return the offsets by offset delta of the records that the append of a compressed batch
+        leaves out."""
+        deduplication = self.deduplication
+        if not self.is_leader or deduplication is None or not deduplication.is_current:
+            return {}
+        return deduplication.find_cut(batch, now_ms)
 
     def append_records(
         self,
@@ -332,7 +368,7 @@ class Partition:
         now_ms: int,
         producer: tuple[int, int] | None = None,
         codec: Compression = Compression.NONE,
-    ) -> Appended:
+    ) -> LogAppendInfo:
         """Append (key, value) records of an internal topic as one batch, inside the open
         transaction of `producer` (id, epoch) if there is one."""
         if producer is not None or codec:
@@ -344,14 +380,14 @@ class Partition:
                 producer_epoch=producer_epoch,
                 transactional=producer is not None,
             )
-            return self.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
+            return self.append(batch, now_ms=now_ms, origin=AppendOrigin.COORDINATOR)
         appended = self.log.append_records(records, now_ms=now_ms, leader_epoch=self.leader_epoch)
-        self._appended(appended.size)
+        self._on_appended(appended.size)
         return appended
 
-    def _appended(self, size: int) -> None:
+    def _on_appended(self, size: int) -> None:
         if self.leadership is not None:
-            self._appended_for_followers(size)
+            self._on_appended_for_followers(size)
             return
         self.bytes_committed += size
         if self.group_commit:
@@ -361,7 +397,7 @@ class Partition:
             if self.log.unsynced_messages >= self.flush_messages:
                 self.sync_requested(self)
 
-    def _appended_for_followers(self, size: int) -> None:
+    def _on_appended_for_followers(self, size: int) -> None:
         self._wake_quiet_fetches()
         self.bytes_appended += size
         self._note_uncommitted(size)
@@ -386,7 +422,7 @@ class Partition:
                 self._commit(end)
             return
         own = self.log.recovery_point if self.group_commit else self.log.log_end_offset
-        least = self.leadership.high_watermark(own)
+        least = self.leadership.compute_high_watermark(own)
         if least > self.high_watermark:
             self._commit(least)
 
@@ -397,10 +433,10 @@ class Partition:
             self.bytes_committed += uncommitted.popleft()[1]
         self._set_high_watermark(offset)
 
-    def synced(self, offset: int) -> None:
+    def mark_synced(self, offset: int) -> None:
         """Note that the records below `offset` are on disk."""
         if self.fetcher is not None:
-            self.fetcher.synced(self, offset)
+            self.fetcher.mark_synced(self, offset)
         if not self.group_commit or not self.is_leader:
             return
         if self.leadership is not None:
@@ -419,78 +455,80 @@ class Partition:
         max_bytes: int,
         min_one: bool,
         now_ms: int,
-    ) -> ReplicaFetched:
+    ) -> ReplicaFetchResult:
         """Return the result of a follower's fetch, and note its fetch offset."""
-        code = self.epoch_error(fetch.current_leader_epoch)
+        code = self.find_epoch_error(fetch.current_leader_epoch)
         if code is not None:
-            return ReplicaFetched(code)
+            return ReplicaFetchResult(code)
         leadership, log = self.leadership, self.log
         if leadership is None or replica_id not in leadership.followers:
             # The image that makes it a replica has not arrived yet.
-            return ReplicaFetched(ErrorCode.unknown_topic_or_partition)
+            return ReplicaFetchResult(ErrorCode.unknown_topic_or_partition)
         try:
             if log.latest_epoch < self.leader_epoch:
                 log.begin_epoch(self.leader_epoch)
             divergence = None
             if fetch.last_fetched_epoch >= 0:
-                divergence = self.divergence(
+                divergence = self.find_divergence(
                     fetch_offset=fetch.fetch_offset, last_fetched_epoch=fetch.last_fetched_epoch
                 )
             if divergence is not None:
-                return ReplicaFetched(
+                return ReplicaFetchResult(
                     ErrorCode.none, self.high_watermark, log.log_start_offset, divergence
                 )
             if log.log_start_offset <= fetch.fetch_offset < log.local_start_offset:
                 # The follower takes from the object store what is not on this disk (KIP-405).
-                return ReplicaFetched(
+                return ReplicaFetchResult(
                     ErrorCode.offset_moved_to_tiered_storage,
                     self.high_watermark,
                     log.log_start_offset,
                 )
             data = log.read(fetch.fetch_offset, max_bytes, min_one=min_one).data
         except OffsetOutOfRange:
-            return ReplicaFetched(ErrorCode.offset_out_of_range)
+            return ReplicaFetchResult(ErrorCode.offset_out_of_range)
         except (AppendRefused, OSError, LogOffline, CorruptBatch):
-            return ReplicaFetched(ErrorCode.kafka_storage_error)
+            return ReplicaFetchResult(ErrorCode.kafka_storage_error)
         leadership.update_follower(
             replica_id, broker_epoch, fetch.fetch_offset, fetch.log_start_offset, now_ms
         )
         self._advance_high_watermark()
-        return ReplicaFetched(ErrorCode.none, self.high_watermark, log.log_start_offset, None, data)
+        return ReplicaFetchResult(
+            ErrorCode.none, self.high_watermark, log.log_start_offset, None, data
+        )
 
-    def position(self) -> ReplicaFetch:
+    def get_fetch_position(self) -> ReplicaFetch:
         """Return the next fetch position of this follower."""
         log = self.log
         return ReplicaFetch(
             log.log_end_offset, log.latest_epoch, self.leader_epoch, log.log_start_offset
         )
 
-    def append_fetched(self, answer: ReplicaFetched, now_ms: int) -> None:
+    def append_fetched(self, result: ReplicaFetchResult, now_ms: int) -> None:
         """Append the leader's records, and adopt its high watermark and log start offset.
 
         Raises `AppendRefused`, `OSError`; batches before the refused one stay.
         """
         log = self.log
-        size, end = len(answer.records), log.log_end_offset
+        size, end = len(result.records), log.log_end_offset
         if size:
             try:
-                log.append_as_follower(answer.records, now_ms=now_ms)
+                log.append_as_follower(result.records, now_ms=now_ms)
             finally:
                 if log.log_end_offset > end:
                     self._note_uncommitted(size)
         if log.unsynced_messages >= self.flush_messages or self.group_commit:
             self.sync_requested(self)
-        offset = min(answer.high_watermark, log.log_end_offset)
+        offset = min(result.high_watermark, log.log_end_offset)
         if offset > self.high_watermark:
             self._commit(offset)
-        if log.log_start_offset < answer.log_start_offset <= self.high_watermark:
-            log.advance_log_start(answer.log_start_offset)
+        if log.log_start_offset < result.log_start_offset <= self.high_watermark:
+            log.advance_log_start(result.log_start_offset)
             self.notify_changed()
 
-    def truncation_offset(self, divergence: Divergence) -> int:
+    def find_truncation_offset(self, divergence: Divergence) -> int:
         """Return the offset to which a follower truncates a diverging log (KIP-101)."""
         log = self.log
-        epoch, end_offset = log.end_offset_for_epoch(divergence.epoch)
+        epoch, end_offset = log.find_epoch_end_offset(divergence.epoch)
         if epoch < 0:
             return min(divergence.end_offset, log.log_end_offset)
         if epoch != divergence.epoch:
@@ -528,28 +566,28 @@ class Partition:
         """Whether all records below `offset` may be acknowledged as committed."""
         return self.high_watermark >= offset
 
-    def read(self, offset: int, max_bytes: int, *, committed: bool, min_one: bool) -> Read:
+    def read(self, offset: int, max_bytes: int, *, committed: bool, min_one: bool) -> ReadResult:
         """Whole batches from `offset` on, below the high watermark, or below the last stable
         offset for `committed` readers. Raises `OffsetOutOfRange`."""
         limit = self.last_stable_offset if committed else self.high_watermark
         return self.log.read(offset, max_bytes, max_offset=limit, min_one=min_one)
 
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+    def find_epoch_end_offset(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) by OffsetForLeaderEpoch's rule, (-1, -1) if unknown. The epoch
         of a leader begins at the end of its log, also before its first record."""
         latest = self.log.epochs.latest
         is_above = latest == NO_EPOCH or epoch > latest
         if not self.is_leader or not is_above or epoch == NO_EPOCH or epoch > self.leader_epoch:
-            return self.log.end_offset_for_epoch(epoch)
+            return self.log.find_epoch_end_offset(epoch)
         is_own = latest == NO_EPOCH or epoch == self.leader_epoch
         return (epoch if is_own else latest), self.log.log_end_offset
 
-    def divergence(self, *, fetch_offset: int, last_fetched_epoch: int) -> Divergence | None:
+    def find_divergence(self, *, fetch_offset: int, last_fetched_epoch: int) -> Divergence | None:
         """Return where the log of a follower at that position diverges from this one, or None.
 
         Raises `OffsetOutOfRange` when the epoch is newer or older than all in this log.
         """
-        epoch, end_offset = self.end_offset_for_epoch(last_fetched_epoch)
+        epoch, end_offset = self.find_epoch_end_offset(last_fetched_epoch)
         if epoch < 0:
             raise OffsetOutOfRange(fetch_offset, self.log.log_start_offset, self.log.log_end_offset)
         if epoch < last_fetched_epoch or end_offset < fetch_offset:
@@ -599,13 +637,21 @@ class Partition:
             call(self)
 
 
-def _no_controller(partition: Partition, _change: AlterPartition) -> None:
+def _fail_without_controller(partition: Partition, _change: AlterPartition) -> None:
     raise AssertionError(f"{partition.topic}-{partition.index} has no controller to ask")
 
 
-def _no_broker(_broker_id: int) -> int:
+def _reject_broker(_broker_id: int) -> int:
     return NOT_ELIGIBLE
 
 
-def _no_disk(partition: Partition) -> None:
+def _read_ids(partition: Partition) -> None:
+    """Read the ids of a log at once."""
+    deduplication = partition.deduplication
+    assert deduplication is not None
+    while not deduplication.is_ready:
+        deduplication.note(find_contents(deduplication.read()))
+
+
+def _fail_without_disk(partition: Partition) -> None:
     raise AssertionError(f"{partition.topic}-{partition.index} has no disk to sync it")

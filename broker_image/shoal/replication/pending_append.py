@@ -20,14 +20,14 @@ class PendingAppend(NamedTuple):
     end_offset: int
 
     @classmethod
-    def of(cls, partition: Partition, end_offset: int) -> PendingAppend:
+    def from_partition(cls, partition: Partition, end_offset: int) -> PendingAppend:
         """Return the append that the partition's leader has just made below `end_offset`."""
         return cls(partition, partition.leader_epoch, end_offset)
 
     @property
     def is_lost(self) -> bool:
         """Whether this broker can no longer know if the append was committed."""
-        return self.partition.lost_leadership_since(self.leader_epoch)
+        return self.partition.has_lost_leadership_since(self.leader_epoch)
 
     @property
     def is_committed(self) -> bool:

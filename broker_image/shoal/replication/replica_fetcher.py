@@ -1,14 +1,15 @@
 """The fetches of one follower from one leader, for all partitions that the broker leads.
 
-A state machine without I/O. `next_fetch` returns the request to send. `complete_fetch` or
+A state machine without I/O. `build_next_fetch` returns the request to send. `complete_fetch` or
 `fail_fetch` takes its result. At most one request is in flight. The caller does what the machine
-cannot do: it syncs the logs in `FetchOutcome.sync` and then calls `synced`, and it asks the leader
-for the start and end offsets of `FetchOutcome.list_offsets` and calls `complete_list_offsets`.
+cannot do: it syncs the logs in `FetchOutcome.sync` and then calls `mark_synced`, and it asks the
+leader for the start and end offsets of `FetchOutcome.list_offsets` and calls
+`complete_list_offsets`.
 
 A partition whose next records are only in the object store (KIP-405) takes leader epochs and
 producer states from there, and continues behind them. The caller finds them for the partitions of
 `FetchOutcome.rebuild` and of `begin_rebuilds`, and calls `complete_rebuild` or `fail_rebuild`. With
-`starts_at_last_tiered`, an empty partition begins so (KIP-1023).
+`should_start_at_last_tiered`, an empty partition begins so (KIP-1023).
 
 A partition whose log diverges from its leader's log is truncated (KIP-101, KIP-595). It fetches
 again only when the truncation is durable: a power loss could otherwise restore truncated records
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shoal.log.remote import RebuiltState
-    from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+    from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetchResult
 
 Key = tuple[UUID, int]
 #: The id of a fetch without a session, and the epoch of the first fetch of a session.
@@ -49,7 +50,7 @@ BACKOFF_MS = 20
 BACKOFF_MAX_MS = 1_000
 
 
-class Step(Enum):
+class FetchStep(Enum):
     """The state of one partition: it fetches, waits for its disk, lists the leader's offsets, or
     looks for its state in the object store."""
 
@@ -60,10 +61,10 @@ class Step(Enum):
 
 
 #: The steps that end with an answer of the leader or of the object store.
-_AT_LEADER = (Step.LISTING_OFFSETS, Step.REBUILDING)
+_AT_LEADER = (FetchStep.LISTING_OFFSETS, FetchStep.REBUILDING)
 
 
-class FetchRequest(NamedTuple):
+class FetchSessionRequest(NamedTuple):
     """One fetch: its session, the new or changed partitions, and the removed ones."""
 
     session_id: int
@@ -72,12 +73,12 @@ class FetchRequest(NamedTuple):
     forgotten: Sequence[Key]
 
 
-class FetchResponse(NamedTuple):
+class FetchSessionResponse(NamedTuple):
     """The response, without partitions that have no news."""
 
     error_code: ErrorCode
     session_id: int
-    partitions: Mapping[Key, ReplicaFetched]
+    partitions: Mapping[Key, ReplicaFetchResult]
 
 
 @dataclass
@@ -91,24 +92,24 @@ class FetchOutcome:
     failed: list[tuple[Partition, Exception]] = field(default_factory=list)
 
 
-class Throttle(Protocol):
+class ReplicationThrottle(Protocol):
     """Limits the fetches of partitions that are not in sync (KIP-73)."""
 
     @property
     def active(self) -> bool:
         """Whether any partition is throttled."""
 
-    def throttles(self, partition: Partition) -> bool:
+    def is_throttled(self, partition: Partition) -> bool:
         """Whether this partition is throttled."""
 
-    def wait_ms(self, now_ms: int) -> int:
+    def get_wait_ms(self, now_ms: int) -> int:
         """Return how long throttled partitions must wait now, in milliseconds."""
 
     def record(self, size_bytes: int, now_ms: int) -> None:
         """Count bytes that were fetched for a throttled partition."""
 
 
-class _Followed:
+class _FollowedPartition:
     """One partition, and its fetch position in the leader's session."""
 
     __slots__ = (
@@ -123,7 +124,7 @@ class _Followed:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.step = Step.FETCHING
+        self.step = FetchStep.FETCHING
         self.session_position: ReplicaFetch | None = None
         self.not_before_ms = 0
         self.backoff_ms = BACKOFF_MS
@@ -141,7 +142,7 @@ class ReplicaFetcher:
         leader_id: int,
         *,
         backoff_max_ms: int = BACKOFF_MAX_MS,
-        throttle: Throttle | None = None,
+        throttle: ReplicationThrottle | None = None,
         on_synced: Callable[[], None] | None = None,
         starts_at_last_tiered: Callable[[Partition], bool] | None = None,
     ) -> None:
@@ -150,7 +151,7 @@ class ReplicaFetcher:
         self.leader_id = leader_id
         self._backoff_max_ms = backoff_max_ms
         self._throttle = throttle
-        self._followed: dict[Key, _Followed] = {}
+        self._followed: dict[Key, _FollowedPartition] = {}
         self._session_id = NO_SESSION
         self._session_epoch = INITIAL_EPOCH
         #: The partitions that the leader has in the session.
@@ -177,12 +178,12 @@ class ReplicaFetcher:
         followed = self._followed.get(partition.key)
         if followed is None or followed.partition is not partition:
             self._drop(partition.key)
-            followed = self._followed[partition.key] = _Followed(partition)
+            followed = self._followed[partition.key] = _FollowedPartition(partition)
             partition.fetcher = self
         followed.not_before_ms = 0
         followed.backoff_ms = BACKOFF_MS
         if followed.step in _AT_LEADER:
-            followed.step = Step.FETCHING
+            followed.step = FetchStep.FETCHING
         self.notify_changed(partition)
 
     def forget(self, partition: Partition) -> None:
@@ -206,14 +207,14 @@ class ReplicaFetcher:
         self.notify_changed(partition)
         followed.session_position = None
         if followed.step in _AT_LEADER:
-            followed.step = Step.FETCHING
+            followed.step = FetchStep.FETCHING
         to._take_over(followed)
 
-    def _take_over(self, followed: _Followed) -> None:
+    def _take_over(self, followed: _FollowedPartition) -> None:
         partition = followed.partition
         self._drop(partition.key)
         self._followed[partition.key] = followed
-        if followed.step is Step.SYNCING:
+        if followed.step is FetchStep.SYNCING:
             self._syncing[partition.key] = None
         partition.fetcher = self
         self.notify_changed(partition)
@@ -228,9 +229,9 @@ class ReplicaFetcher:
 
     # Fetching
 
-    def next_fetch(self, now_ms: int) -> FetchRequest | None:
+    def build_next_fetch(self, now_ms: int) -> FetchSessionRequest | None:
         """Return the next request; None while one is in flight or nothing can be fetched."""
-        if self._under_way or self._waits_for_disk():
+        if self._under_way or self._is_waiting_for_disk():
             return None
         self._wake(now_ms)
         looked_at, new, forgotten = self._find_news(now_ms)
@@ -240,7 +241,7 @@ class ReplicaFetcher:
         if len(forgotten) > PARTITIONS_MAX:
             # A new session needs to forget none.
             self._end_session()
-            return self.next_fetch(now_ms)
+            return self.build_next_fetch(now_ms)
         for key in forgotten:
             del self._in_session[key]
         for key, position in new:
@@ -249,7 +250,7 @@ class ReplicaFetcher:
         for key in looked_at:
             del self._changed[key]
         self._under_way = True
-        return FetchRequest(self._session_id, self._session_epoch, new, forgotten)
+        return FetchSessionRequest(self._session_id, self._session_epoch, new, forgotten)
 
     def _find_news(
         self, now_ms: int
@@ -264,17 +265,17 @@ class ReplicaFetcher:
                 break
             looked_at.append(key)
             followed = self._followed.get(key)
-            known = key in self._in_session
+            in_session = key in self._in_session
             if followed is None or not self._is_fetchable(followed, now_ms):
-                if known:
+                if in_session:
                     forgotten.append(key)
                 continue
-            position = followed.partition.position()
-            if not known or followed.session_position != position:
+            position = followed.partition.get_fetch_position()
+            if not in_session or followed.session_position != position:
                 new.append((key, position))
         return looked_at, new, forgotten
 
-    def _waits_for_disk(self) -> bool:
+    def _is_waiting_for_disk(self) -> bool:
         """Whether a partition waits for its disk. A fetch without it could wait at the leader."""
         return any(not self._followed[key].partition.log.offline for key in self._syncing)
 
@@ -287,41 +288,41 @@ class ReplicaFetcher:
                 del self._pausing[key]
                 self._changed[key] = None
 
-    def _is_fetchable(self, followed: _Followed, now_ms: int) -> bool:
+    def _is_fetchable(self, followed: _FollowedPartition, now_ms: int) -> bool:
         """Whether the next fetch includes the partition."""
         partition = followed.partition
-        if followed.step is not Step.FETCHING or partition.log.offline:
+        if followed.step is not FetchStep.FETCHING or partition.log.offline:
             return False
         if followed.not_before_ms <= now_ms:
-            followed.not_before_ms = now_ms + self._throttled_ms(partition, now_ms)
+            followed.not_before_ms = now_ms + self._find_throttle_ms(partition, now_ms)
         if followed.not_before_ms <= now_ms:
-            if not followed.is_new or not self._begins_behind_store(partition):
+            if not followed.is_new or not self._should_begin_behind_store(partition):
                 return True
-            followed.step = Step.REBUILDING
+            followed.step = FetchStep.REBUILDING
             self._to_rebuild.append(partition)
             return False
         self._pausing[partition.key] = None
         return False
 
-    def _begins_behind_store(self, partition: Partition) -> bool:
+    def _should_begin_behind_store(self, partition: Partition) -> bool:
         starts = self._starts_at_last_tiered
         return starts is not None and not partition.log.log_end_offset and starts(partition)
 
     def begin_rebuilds(self) -> list[Partition]:
-        """Return the partitions that the last `next_fetch` left out to begin behind the object
-        store."""
-        found, self._to_rebuild = self._to_rebuild, []
-        return found
+        """Return the partitions that the last `build_next_fetch` left out to begin behind the
+        object store."""
+        partitions, self._to_rebuild = self._to_rebuild, []
+        return partitions
 
-    def _throttled_ms(self, partition: Partition, now_ms: int) -> int:
+    def _find_throttle_ms(self, partition: Partition, now_ms: int) -> int:
         throttle = self._throttle
         if throttle is None or partition.node_id in partition.isr:
             return 0
-        return throttle.wait_ms(now_ms) if throttle.throttles(partition) else 0
+        return throttle.get_wait_ms(now_ms) if throttle.is_throttled(partition) else 0
 
-    def next_due_ms(self) -> int | None:
+    def find_next_due_ms(self) -> int | None:
         """Return when the first back-off ends; None without one. Return 0 while a partition waits
-        for its disk, which calls `synced`."""
+        for its disk, which calls `mark_synced`."""
         if self._syncing:
             return 0
         return min((self._followed[key].not_before_ms for key in self._pausing), default=None)
@@ -336,33 +337,33 @@ class ReplicaFetcher:
         self._in_session.clear()
         self._changed = dict.fromkeys(self._followed)
 
-    def complete_fetch(self, response: FetchResponse, now_ms: int) -> FetchOutcome:
+    def complete_fetch(self, response: FetchSessionResponse, now_ms: int) -> FetchOutcome:
         """Apply a response: append, truncate, and adopt the leader's offsets."""
         out = FetchOutcome()
         if not self._under_way:
             return out
         self._under_way = False
         if response.error_code:
-            asked = list(self._in_session)
+            session_keys = list(self._in_session)
             self._end_session()
-            for key in asked:
+            for key in session_keys:
                 if key in self._followed:
                     self._pause(self._followed[key], now_ms)
             return out
-        for key, answer in response.partitions.items():
+        for key, result in response.partitions.items():
             followed = self._followed.get(key)
             # A result for another epoch or another position is stale.
             if (
                 followed is None
                 or followed.session_position is None
-                or followed.step is not Step.FETCHING
+                or followed.step is not FetchStep.FETCHING
             ):
                 continue
             partition = followed.partition
             if key not in self._in_session or partition.is_leader:
                 continue
-            if followed.session_position == partition.position():
-                self._apply(followed, answer, now_ms, out)
+            if followed.session_position == partition.get_fetch_position():
+                self._apply(followed, result, now_ms, out)
             self.notify_changed(partition)
         self._step_session(response.session_id)
         return out
@@ -375,50 +376,58 @@ class ReplicaFetcher:
         self._session_epoch = 1 if self._session_epoch == _EPOCH_MAX else self._session_epoch + 1
 
     def _apply(
-        self, followed: _Followed, answer: ReplicaFetched, now_ms: int, out: FetchOutcome
+        self,
+        followed: _FollowedPartition,
+        result: ReplicaFetchResult,
+        now_ms: int,
+        out: FetchOutcome,
     ) -> None:
         partition = followed.partition
         try:
-            if answer.error_code is ErrorCode.offset_out_of_range:
-                followed.step = Step.LISTING_OFFSETS
+            if result.error_code is ErrorCode.offset_out_of_range:
+                followed.step = FetchStep.LISTING_OFFSETS
                 out.list_offsets.append(partition)
-            elif answer.error_code is ErrorCode.offset_moved_to_tiered_storage:
-                followed.step = Step.REBUILDING
+            elif result.error_code is ErrorCode.offset_moved_to_tiered_storage:
+                followed.step = FetchStep.REBUILDING
                 out.rebuild.append(partition)
-            elif answer.error_code:
+            elif result.error_code:
                 self._pause(followed, now_ms)
-            elif answer.diverging is not None:
-                partition.truncate(partition.truncation_offset(answer.diverging))
+            elif result.diverging is not None:
+                partition.truncate(partition.find_truncation_offset(result.diverging))
                 self._sync(followed, out)
             else:
-                if self._throttle is not None and self._throttle.throttles(partition):
-                    self._throttle.record(len(answer.records), now_ms)
-                partition.append_fetched(answer, now_ms)
+                if self._throttle is not None and self._throttle.is_throttled(partition):
+                    self._throttle.record(len(result.records), now_ms)
+                partition.append_fetched(result, now_ms)
                 followed.backoff_ms = BACKOFF_MS
                 followed.is_new = False
-                if partition.group_commit and answer.records:
+                if partition.group_commit and result.records:
                     self._sync(followed, out)
         except (AppendRefused, OSError, LogOffline, CorruptLog) as error:
             out.failed.append((partition, error))
             self._pause(followed, now_ms)
 
-    def _pause(self, followed: _Followed, now_ms: int) -> None:
+    def _pause(self, followed: _FollowedPartition, now_ms: int) -> None:
         followed.not_before_ms = now_ms + followed.backoff_ms
         followed.backoff_ms = min(2 * followed.backoff_ms, self._backoff_max_ms)
 
     # The disk, and leaders' offsets
 
-    def _sync(self, followed: _Followed, out: FetchOutcome) -> None:
-        followed.step = Step.SYNCING
+    def _sync(self, followed: _FollowedPartition, out: FetchOutcome) -> None:
+        followed.step = FetchStep.SYNCING
         followed.sync_to = followed.partition.log.log_end_offset
         self._syncing[followed.partition.key] = None
         out.sync.append(followed.partition)
 
-    def synced(self, partition: Partition, offset: int) -> None:
+    def mark_synced(self, partition: Partition, offset: int) -> None:
         """Note that the log and its truncations are durable below `offset`."""
         followed = self._followed.get(partition.key)
-        if followed is not None and followed.step is Step.SYNCING and offset >= followed.sync_to:
-            followed.step = Step.FETCHING
+        if (
+            followed is not None
+            and followed.step is FetchStep.SYNCING
+            and offset >= followed.sync_to
+        ):
+            followed.step = FetchStep.FETCHING
             del self._syncing[partition.key]
             self.notify_changed(partition)
             if self._on_synced is not None:
@@ -437,9 +446,9 @@ class ReplicaFetcher:
         past the end (after an unclean election), or before the start."""
         out = FetchOutcome()
         followed = self._followed.get(partition.key)
-        if followed is None or followed.step is not Step.LISTING_OFFSETS:
+        if followed is None or followed.step is not FetchStep.LISTING_OFFSETS:
             return out
-        followed.step = Step.FETCHING
+        followed.step = FetchStep.FETCHING
         self.notify_changed(partition)
         if code or leader_epoch != partition.leader_epoch:
             self._pause(followed, now_ms)
@@ -472,7 +481,7 @@ class ReplicaFetcher:
         """Continue with what the object store knows, as was found in that leader epoch. Without
         `state` the leader has all records on its disk, and the partition fetches them."""
         out = FetchOutcome()
-        followed = self._rebuilding(partition)
+        followed = self._end_rebuilding(partition)
         if followed is None:
             return out
         if leader_epoch != partition.leader_epoch or partition.is_leader:
@@ -490,15 +499,15 @@ class ReplicaFetcher:
 
     def fail_rebuild(self, partition: Partition, now_ms: int) -> None:
         """Try again after a pause."""
-        followed = self._rebuilding(partition)
+        followed = self._end_rebuilding(partition)
         if followed is not None:
             self._pause(followed, now_ms)
 
-    def _rebuilding(self, partition: Partition) -> _Followed | None:
+    def _end_rebuilding(self, partition: Partition) -> _FollowedPartition | None:
         """End the step of a partition that looks for its state in the object store."""
         followed = self._followed.get(partition.key)
-        if followed is None or followed.step is not Step.REBUILDING:
+        if followed is None or followed.step is not FetchStep.REBUILDING:
             return None
-        followed.step = Step.FETCHING
+        followed.step = FetchStep.FETCHING
         self.notify_changed(partition)
         return followed

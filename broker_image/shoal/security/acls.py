@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -13,15 +15,50 @@ ANONYMOUS = "User:ANONYMOUS"
 CLUSTER_NAME = "kafka-cluster"
 
 
-class _Number(IntEnum):
+#: An IPv4 network as Kafka reads it.
+_IPV4_NETWORK = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/(\d{1,2})", re.ASCII)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def parse_network(host: str) -> Network:
+    """Return the network of an entry's host in CIDR notation, such as 10.0.0.0/8. Raises
+    `ValueError` in Kafka's words."""
+    if ":" in host:
+        return _parse_ipv6_network(host)
+    found = _IPV4_NETWORK.fullmatch(host)
+    if found is None:
+        raise ValueError(f"Could not parse [{host}]")
+    *octets, prefix = map(int, found.groups())
+    for value, limit in (*((octet, 255) for octet in octets), (prefix, 32)):
+        if value > limit:
+            raise ValueError(f"Value [{value}] not in range [0,{limit}]")
+    return ipaddress.IPv4Network((bytes(octets), prefix), strict=False)
+
+
+def _parse_ipv6_network(host: str) -> Network:
+    address, _, prefix = host.partition("/")
+    refusal = f"Could not parse [{host}]"
+    if not re.fullmatch(r"[+-]?\d+", prefix, re.ASCII):
+        raise ValueError(f"{refusal} - invalid prefix length")
+    if not 0 <= int(prefix) <= ipaddress.IPV6LENGTH:
+        raise ValueError(f"{refusal} - prefix length must be between 0 and {ipaddress.IPV6LENGTH}")
+    try:
+        packed = ipaddress.IPv6Address(address).packed
+    except ValueError:
+        raise ValueError(f"Could not parse [{address}]") from None
+    return ipaddress.IPv6Network((packed, int(prefix)), strict=False)
+
+
+class _ProtocolNumber(IntEnum):
     """A number of the protocol. Those of newer releases become UNKNOWN, which is 0."""
 
     @classmethod
-    def _missing_(cls, value: object) -> _Number | None:
+    def _missing_(cls, value: object) -> _ProtocolNumber | None:
         return cls(0) if isinstance(value, int) else None
 
 
-class ResourceType(_Number):
+class ResourceType(_ProtocolNumber):
     UNKNOWN = 0
     ANY = 1
     TOPIC = 2
@@ -32,7 +69,7 @@ class ResourceType(_Number):
     USER = 7
 
 
-class PatternType(_Number):
+class PatternType(_ProtocolNumber):
     UNKNOWN = 0
     #: In filters: a pattern of any type.
     ANY = 1
@@ -42,7 +79,7 @@ class PatternType(_Number):
     PREFIXED = 4
 
 
-class Operation(_Number):
+class Operation(_ProtocolNumber):
     UNKNOWN = 0
     ANY = 1
     ALL = 2
@@ -61,7 +98,7 @@ class Operation(_Number):
     TWO_PHASE_COMMIT = 15
 
 
-class Permission(_Number):
+class Permission(_ProtocolNumber):
     UNKNOWN = 0
     ANY = 1
     DENY = 2
@@ -71,7 +108,8 @@ class Permission(_Number):
 class Acl(NamedTuple):
     """One access control entry: a principal at a host may, or may not, perform an operation.
 
-    `principal` is `type:name`, for example `User:alice`. `host` is an IP address or `*`.
+    `principal` is `type:name`, for example `User:alice`. `host` is an IP address, `*`, or a network
+    in CIDR notation.
     """
 
     resource_type: ResourceType

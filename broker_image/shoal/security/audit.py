@@ -30,7 +30,7 @@ OTHERS = "others"
 Value = str | int
 
 
-class Entry(NamedTuple):
+class AuditEntry(NamedTuple):
     """One line: the event, and its values in order, as they came. `similar` has the names of the
     values that similar entries share; without any, the entry is never left out."""
 
@@ -45,9 +45,9 @@ class Entry(NamedTuple):
         return {n: clean(v) if isinstance(v, str) else v for n, v in self.raw.items()}
 
 
-def login_failed(
+def build_login_failure(
     *, listener: str, mechanism: str, user: str, host: str, reason: str, again: bool = False
-) -> Entry:
+) -> AuditEntry:
     """Return the entry of a failed login. Nobody has verified `user`. `again` is whether the
     client had logged in before on its connection."""
     values = {
@@ -58,12 +58,12 @@ def login_failed(
         "reason": reason,
         "reauthentication": str(again).lower(),
     }
-    return Entry(LOGIN_FAILED, values, ("listener", "mechanism", "host", "reason"))
+    return AuditEntry(LOGIN_FAILED, values, ("listener", "mechanism", "host", "reason"))
 
 
-def refused(
+def build_refusal(
     *, principal: str, host: str, listener: str, api: str, operation: str, resource: str, name: str
-) -> Entry:
+) -> AuditEntry:
     """Return the entry of a request that an ACL, or the lack of one, refuses. `resource` is the
     type of the resource."""
     values = {
@@ -75,14 +75,16 @@ def refused(
         "resource": resource,
         "name": name,
     }
-    return Entry(REFUSED, values, ("principal", "host", "listener", "api", "operation", "resource"))
+    return AuditEntry(
+        REFUSED, values, ("principal", "host", "listener", "api", "operation", "resource")
+    )
 
 
-def allowed(
+def build_allowance(
     *, principal: str, host: str, listener: str, api: str, operation: str, resource: str, name: str
-) -> Entry:
+) -> AuditEntry:
     """Return the entry of a request that is allowed, for the debug level."""
-    entry = refused(
+    entry = build_refusal(
         principal=principal,
         host=host,
         listener=listener,
@@ -91,27 +93,29 @@ def allowed(
         resource=resource,
         name=name,
     )
-    return Entry(ALLOWED, entry.raw)
+    return AuditEntry(ALLOWED, entry.raw)
 
 
-def changed(*, principal: str, host: str, api: str, what: str) -> Entry:
-    """Return the entry of a change of ACLs, users, tokens or quotas. `what` describes it, without
-    secrets."""
-    return Entry(CHANGED, {"principal": principal, "host": host, "api": api, "what": what})
+def build_change(*, principal: str, host: str, api: str, description: str) -> AuditEntry:
+    """Return the entry of a change of ACLs, users, tokens or quotas. `description` describes it,
+    without secrets."""
+    return AuditEntry(
+        CHANGED, {"principal": principal, "host": host, "api": api, "what": description}
+    )
 
 
-def logged_in(*, listener: str, mechanism: str, principal: str, host: str) -> Entry:
+def build_login(*, listener: str, mechanism: str, principal: str, host: str) -> AuditEntry:
     """Return the entry of a login, for the debug level."""
     values = {"listener": listener, "mechanism": mechanism, "principal": principal, "host": host}
-    return Entry(LOGGED_IN, values)
+    return AuditEntry(LOGGED_IN, values)
 
 
-def sessions_ended(*, principal: str, reason: str, connections: int) -> Entry:
+def build_sessions_ended(*, principal: str, reason: str, connections: int) -> AuditEntry:
     """Return the entry of connections that the broker closes because their user may no longer log
     in."""
     values: dict[str, Value] = {"principal": principal, "reason": reason}
     values["connections"] = connections
-    return Entry(SESSIONS_ENDED, values)
+    return AuditEntry(SESSIONS_ENDED, values)
 
 
 def clean(text: str, size_max: int = VALUE_SIZE_MAX) -> str:
@@ -119,11 +123,11 @@ def clean(text: str, size_max: int = VALUE_SIZE_MAX) -> str:
 
     Backslashes are doubled, so that an escape in the log is never the client's own text.
     """
-    shown = "".join(map(_escaped, text[:size_max]))
+    shown = "".join(map(_escape, text[:size_max]))
     return shown if len(text) <= size_max else f"{shown}… ({len(text)} characters)"
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if character == "\\":
         return "\\\\"
     # Not printable: control and format characters, separators of lines, halves of pairs.
@@ -150,16 +154,16 @@ class AuditTrail:
         self._groups: dict[tuple[Value, ...], _Group] = {}
         self._lines = 0
         self._ends_at_ms = 0
-        #: When `summaries` is due: the end of the interval, if an entry was left out, or None.
+        #: When `summarize` is due: the end of the interval, if an entry was left out, or None.
         self.due_ms: int | None = None
 
-    def note(self, entry: Entry, now_ms: int) -> bool:
+    def note(self, entry: AuditEntry, now_ms: int) -> bool:
         """Note an entry. Return whether it is logged at once."""
         if not entry.similar:
             return True
         if now_ms >= self._ends_at_ms and self.due_ms is None:
             self._begin(now_ms)
-        group = self._group(entry)
+        group = self._find_group(entry)
         if group.logged < SIMILAR_MAX and self._lines < LINES_MAX:
             group.logged += 1
             self._lines += 1
@@ -168,16 +172,16 @@ class AuditTrail:
         self.due_ms = self._ends_at_ms
         return False
 
-    def summaries(self, now_ms: int) -> list[Entry]:
+    def summarize(self, now_ms: int) -> list[AuditEntry]:
         """End the interval. Return an entry for each group of which entries were left out, with
         the number of those."""
-        found = [
-            Entry(group.event, {**group.values, "similar": group.left_out})
+        entries = [
+            AuditEntry(group.event, {**group.values, "similar": group.left_out})
             for group in self._groups.values()
             if group.left_out
         ]
         self._begin(now_ms)
-        return found
+        return entries
 
     def _begin(self, now_ms: int) -> None:
         self._groups.clear()
@@ -185,7 +189,7 @@ class AuditTrail:
         self._ends_at_ms = now_ms + INTERVAL_MS
         self.due_ms = None
 
-    def _group(self, entry: Entry) -> _Group:
+    def _find_group(self, entry: AuditEntry) -> _Group:
         values = {name: entry.raw[name] for name in entry.similar}
         key = (entry.event, *values.values())
         if key not in self._groups and len(self._groups) >= LINES_MAX:

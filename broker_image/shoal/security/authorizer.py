@@ -1,7 +1,8 @@
 """What a principal may do: Kafka's StandardAuthorizer (KIP-11, KIP-290, KIP-679) as an index.
 
 An operation is allowed if an ALLOW entry matches and no DENY entry does. An entry matches if its
-pattern matches the resource and its principal, host and operation match the request. Without any
+pattern matches the resource and its principal, host and operation match the request. The host of an
+entry may be a network. Without any
 entry for a resource, `allow_if_no_acl` decides. Super users may do everything.
 
 READ, WRITE, DELETE and ALTER imply DESCRIBE, and ALTER_CONFIGS implies DESCRIBE_CONFIGS, where they
@@ -23,10 +24,12 @@ from shoal.security.acls import (
     ALL_USERS,
     WILDCARD,
     Acl,
+    Network,
     Operation,
     PatternType,
     Permission,
     ResourceType,
+    parse_network,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ _IMPLIED = {
 
 
 @lru_cache(maxsize=4096)
-def canonical_host(host: str) -> str:
+def canonicalize_host(host: str) -> str:
     """Return the shortest spelling of an IP address, IPv4 for IPv4-mapped IPv6; other texts as
     they are."""
     try:
@@ -64,7 +67,7 @@ def canonical_host(host: str) -> str:
     return str(mapped or address)
 
 
-class Rule(NamedTuple):
+class MatchingRule(NamedTuple):
     """Why an operation is allowed or not: the entry that decides, or the setting."""
 
     allowed: bool
@@ -80,7 +83,7 @@ _Named = tuple[PatternType, str]
 _Bits = tuple[int, int]
 
 
-class _Pattern:
+class _PatternEntries:
     """The entries of one resource pattern, and the operations that they allow and deny."""
 
     __slots__ = ("acls", "by_requester")
@@ -91,7 +94,7 @@ class _Pattern:
         self.by_requester: dict[_Requester, _Bits] = {}
 
 
-def _bits(acls: Iterable[Acl]) -> _Bits:
+def _compute_bits(acls: Iterable[Acl]) -> _Bits:
     """Return what the entries of one requester for one pattern allow and deny."""
     allowed = denied = 0
     for acl in acls:
@@ -110,22 +113,24 @@ class Authorizer:
         """`super_users` are principals, such as `User:admin`."""
         self._super_users = frozenset(super_users)
         self._default = EVERYTHING if allow_if_no_acl else 0
-        self._patterns: dict[tuple[ResourceType, PatternType, str], _Pattern] = {}
+        self._patterns: dict[tuple[ResourceType, PatternType, str], _PatternEntries] = {}
         #: How many prefixed patterns have a prefix of a length, by resource type.
         self._prefix_lengths: dict[ResourceType, dict[int, int]] = {}
         #: The patterns of each requester's entries, by resource type.
         self._own: dict[tuple[ResourceType, _Requester], dict[_Named, _Bits]] = {}
+        #: The networks that are hosts of entries, with the number of entries.
+        self._networks: dict[str, tuple[Network, int]] = {}
         self._decisions: dict[tuple[str, str, ResourceType, str], int] = {}
         self._any_decisions: dict[tuple[str, str, Operation, ResourceType], bool] = {}
 
     def change(self, added: Iterable[Acl], removed: Iterable[Acl] = ()) -> None:
         """Add and remove entries."""
-        touched: dict[tuple[ResourceType, PatternType, str, _Requester], None] = {}
-        for acl in removed:
-            touched[self._count(acl, -1)] = None
-        for acl in added:
-            touched[self._count(acl, 1)] = None
-        for kind, pattern_type, name, requester in touched:
+        changed_keys: dict[tuple[ResourceType, PatternType, str, _Requester], None] = {}
+        for acls, change in ((removed, -1), (added, 1)):
+            for acl in acls:
+                changed_keys[self._count(acl, change)] = None
+                self._count_network(acl.host, change)
+        for kind, pattern_type, name, requester in changed_keys:
             self._index(kind, (pattern_type, name), requester)
         self._decisions.clear()
         self._any_decisions.clear()
@@ -134,9 +139,9 @@ class Authorizer:
         key = acl.resource_type, acl.pattern_type, acl.resource_name
         pattern = self._patterns.get(key)
         if pattern is None:
-            pattern = self._patterns[key] = _Pattern()
+            pattern = self._patterns[key] = _PatternEntries()
             self._count_prefix(key, 1)
-        requester = acl.principal, canonical_host(acl.host)
+        requester = acl.principal, canonicalize_host(acl.host)
         acls = pattern.acls.setdefault(requester, {})
         count = acls.get(acl, 0) + change
         if count > 0:
@@ -145,18 +150,38 @@ class Authorizer:
             acls.pop(acl, None)
         return *key, requester
 
-    def _index(self, kind: ResourceType, named: _Named, requester: _Requester) -> None:
+    def _count_network(self, host: str, change: int) -> None:
+        if "/" not in host:
+            return
+        network, count = self._networks.get(host, (None, 0))
+        if count + change <= 0:
+            self._networks.pop(host, None)
+            return
+        try:
+            self._networks[host] = network or parse_network(host), count + change
+        except ValueError:
+            return  # It matches no client, as in Kafka.
+
+    def _build_requesters(self, principal: str, host: str) -> tuple[_Requester, ...]:
+        """Return the (principal, host) pairs of entries that match a request."""
+        hosts = [host, WILDCARD]
+        if self._networks:
+            address = ipaddress.ip_address(host)
+            hosts += [text for text, (network, _) in self._networks.items() if address in network]
+        return tuple((one, at) for one in (principal, ALL_USERS) for at in hosts)
+
+    def _index(self, kind: ResourceType, pattern_key: _Named, requester: _Requester) -> None:
         """Follow a change of the entries of one requester for one pattern."""
-        key = kind, *named
+        key = kind, *pattern_key
         pattern = self._patterns[key]
         acls = pattern.acls[requester]
         own = self._own.setdefault((kind, requester), {})
         if acls:
-            pattern.by_requester[requester] = own[named] = _bits(acls)
+            pattern.by_requester[requester] = own[pattern_key] = _compute_bits(acls)
             return
         del pattern.acls[requester]
         pattern.by_requester.pop(requester, None)
-        own.pop(named, None)
+        own.pop(pattern_key, None)
         if not own:
             del self._own[kind, requester]
         if not pattern.acls:
@@ -174,20 +199,22 @@ class Authorizer:
         else:
             del lengths[len(name)]
 
-    def allowed(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
+    def get_allowed_bits(
+        self, principal: str, host: str, resource_type: ResourceType, name: str
+    ) -> int:
         """Return the bits of the operations that `principal` may perform from `host` on the
-        resource. `host` is canonical (`canonical_host`)."""
+        resource. `host` is canonical (`canonicalize_host`)."""
         key = principal, host, resource_type, name
-        found = self._decisions.get(key)
-        if found is None:
-            found = self._decide(principal, host, resource_type, name)
+        bits = self._decisions.get(key)
+        if bits is None:
+            bits = self._decide(principal, host, resource_type, name)
             if len(name) <= NAME_SIZE_MAX:
                 if len(self._decisions) >= DECISIONS_MAX:
                     self._decisions.clear()
-                self._decisions[key] = found
-        return found
+                self._decisions[key] = bits
+        return bits
 
-    def allows(
+    def is_allowed(
         self,
         principal: str,
         host: str,
@@ -196,24 +223,24 @@ class Authorizer:
         name: str,
     ) -> bool:
         """Return whether `principal` may perform `operation` from `host` on the resource."""
-        return bool(self.allowed(principal, host, resource_type, name) >> operation & 1)
+        return bool(self.get_allowed_bits(principal, host, resource_type, name) >> operation & 1)
 
     def _decide(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
         if principal in self._super_users:
             return EVERYTHING
         allowed = denied = 0
-        found = False
-        requesters = _requesters(principal, host)
-        for pattern in self._matching(resource_type, name):
-            found = True
+        is_matched = False
+        requesters = self._build_requesters(principal, host)
+        for pattern in self._find_matching(resource_type, name):
+            is_matched = True
             for requester in requesters:
                 bits = pattern.by_requester.get(requester)
                 if bits is not None:
                     allowed |= bits[0]
                     denied |= bits[1]
-        return allowed & ~denied if found else self._default
+        return allowed & ~denied if is_matched else self._default
 
-    def _matching(self, resource_type: ResourceType, name: str) -> Iterator[_Pattern]:
+    def _find_matching(self, resource_type: ResourceType, name: str) -> Iterator[_PatternEntries]:
         """Yield the patterns that match a resource."""
         patterns = self._patterns
         literals = (name,) if name == WILDCARD else (name, WILDCARD)
@@ -227,32 +254,32 @@ class Authorizer:
                 if pattern is not None:
                     yield pattern
 
-    def allows_any(
+    def is_any_allowed(
         self, principal: str, host: str, operation: Operation, resource_type: ResourceType
     ) -> bool:
         """Return whether `principal` may perform `operation` on at least one resource of the type
         (KIP-679). It may be one that does not exist."""
         key = principal, host, operation, resource_type
-        found = self._any_decisions.get(key)
-        if found is None:
+        decision = self._any_decisions.get(key)
+        if decision is None:
             if len(self._any_decisions) >= DECISIONS_MAX:
                 self._any_decisions.clear()
-            found = self._any_decisions[key] = self._decide_any(*key)
-        return found
+            decision = self._any_decisions[key] = self._decide_any(*key)
+        return decision
 
     def _decide_any(
         self, principal: str, host: str, operation: Operation, resource_type: ResourceType
     ) -> bool:
-        if self.allows(principal, host, operation, resource_type, _ANY_NAME):
+        if self.is_allowed(principal, host, operation, resource_type, _ANY_NAME):
             return True
         allowed: set[_Named] = set()
         denied: set[_Named] = set()
-        for requester in _requesters(principal, host):
-            for named, bits in self._own.get((resource_type, requester), {}).items():
+        for requester in self._build_requesters(principal, host):
+            for pattern_key, bits in self._own.get((resource_type, requester), {}).items():
                 if bits[0] >> operation & 1:
-                    allowed.add(named)
+                    allowed.add(pattern_key)
                 if bits[1] >> operation & 1:
-                    denied.add(named)
+                    denied.add(pattern_key)
         if (PatternType.LITERAL, WILDCARD) in denied:
             return False
         return any(not _is_dominated(pattern, denied) for pattern in allowed)
@@ -264,14 +291,14 @@ class Authorizer:
         operation: Operation,
         resource_type: ResourceType,
         name: str,
-    ) -> Rule:
-        """Return the rule that decides whether `allows` is true."""
+    ) -> MatchingRule:
+        """Return the rule that decides whether `is_allowed` is true."""
         if principal in self._super_users:
-            return Rule(True, None, f"{principal} is a super user")
-        requesters = _requesters(principal, host)
-        matching = list(self._matching(resource_type, name))
+            return MatchingRule(True, None, f"{principal} is a super user")
+        requesters = self._build_requesters(principal, host)
+        matching = list(self._find_matching(resource_type, name))
         if not matching:
-            return Rule(
+            return MatchingRule(
                 bool(self._default),
                 None,
                 "no entry matches the resource, and allow.everyone.if.no.acl.found is"
@@ -280,17 +307,12 @@ class Authorizer:
         mine = [acl for p in matching for r in requesters for acl in p.acls.get(r, ())]
         for acl in mine:
             if acl.permission == Permission.DENY and acl.operation in (operation, Operation.ALL):
-                return Rule(False, acl, "an entry denies it")
+                return MatchingRule(False, acl, "an entry denies it")
         for acl in mine:
             bits = 1 << acl.operation | _IMPLIED.get(acl.operation, 0)
             if acl.permission == Permission.ALLOW and bits >> operation & 1:
-                return Rule(True, acl, "an entry allows it")
-        return Rule(False, None, "no entry allows it")
-
-
-def _requesters(principal: str, host: str) -> tuple[_Requester, ...]:
-    """Return the (principal, host) pairs of entries that match a request."""
-    return (principal, host), (principal, WILDCARD), (ALL_USERS, host), (ALL_USERS, WILDCARD)
+                return MatchingRule(True, acl, "an entry allows it")
+        return MatchingRule(False, None, "no entry allows it")
 
 
 def _is_dominated(pattern: _Named, denied: Collection[_Named]) -> bool:
@@ -304,15 +326,17 @@ def _is_dominated(pattern: _Named, denied: Collection[_Named]) -> bool:
     return any((PatternType.PREFIXED, name[:end]) in denied for end in range(1, len(name) + 1))
 
 
-class AllowAll:
+class AllowAllAuthorizer:
     """The authorizer of a cluster without authorization."""
 
-    def allowed(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
+    def get_allowed_bits(
+        self, principal: str, host: str, resource_type: ResourceType, name: str
+    ) -> int:
         """Return the bits of all operations."""
         del principal, host, resource_type, name
         return EVERYTHING
 
-    def allows(
+    def is_allowed(
         self,
         principal: str,
         host: str,
@@ -324,7 +348,7 @@ class AllowAll:
         del principal, host, operation, resource_type, name
         return True
 
-    def allows_any(
+    def is_any_allowed(
         self, principal: str, host: str, operation: Operation, resource_type: ResourceType
     ) -> bool:
         """Return True."""

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shoal.security import scram
-from shoal.security.delegation_tokens import DelegationToken, token_hmac
+from shoal.security.delegation_tokens import DelegationToken, compute_token_hmac
 from shoal.security.scram import (
-    FalseCredentials,
+    DummyCredentials,
     ScramCredential,
     ScramMechanism,
     TokenCredential,
@@ -34,13 +34,13 @@ _NO_TOKEN = DelegationToken("", "", "", (), 0, 0, 0)
 _NO_KEY = ("", 0)
 
 
-def token_password(secret: bytes, token_id: str) -> str:
+def compute_token_password(secret: bytes, token_id: str) -> str:
     """Return the password of a delegation token: its HMAC in Base64."""
-    return b64encode(token_hmac(secret, token_id)).decode()
+    return b64encode(compute_token_hmac(secret, token_id)).decode()
 
 
 class StoredCredentials:
-    """`scram.Credentials` over the committed metadata.
+    """`scram.CredentialSource` over the committed metadata.
 
     `users` and `tokens` return the current mappings of `MetadataImage`. `token_secret` is
     `delegation.token.secret.key`, empty if there is none: then no token is valid. `process_secret`
@@ -59,16 +59,18 @@ class StoredCredentials:
         self._tokens = tokens
         self._has_tokens = bool(token_secret)
         secret = token_secret or process_secret
-        self._false = FalseCredentials(hmac.digest(secret, b"shoal false credentials", "sha512"))
+        self._false = DummyCredentials(hmac.digest(secret, b"shoal false credentials", "sha512"))
         self._token_salts = hmac.digest(secret, b"shoal token salts", "sha512")
 
         @lru_cache(maxsize=TOKENS_KEPT)
-        def of_token(token_id: str, mechanism: ScramMechanism, salt: bytes) -> ScramCredential:
-            return scram.credential(mechanism, token_password(secret, token_id), salt)
+        def build_token_credential(
+            token_id: str, mechanism: ScramMechanism, salt: bytes
+        ) -> ScramCredential:
+            return scram.build_credential(mechanism, compute_token_password(secret, token_id), salt)
 
-        self._of_token = of_token
+        self._of_token = build_token_credential
 
-    def user(self, name: str, mechanism: ScramMechanism, now_ms: int) -> UserCredential:
+    def find_user(self, name: str, mechanism: ScramMechanism, now_ms: int) -> UserCredential:
         """Return the credential for a name. It takes the same time for any name.
 
         The entry of a name that exists is rarely in the processor's cache, and reading it takes
@@ -78,21 +80,23 @@ class StoredCredentials:
         """
         stored = self._users()
         self._false.observe(stored, now_ms)
-        false = self._false.credential(name, mechanism)
+        false = self._false.build_credential(name, mechanism)
         key = (name, mechanism.number)
-        other = self._false.other_key(false, key)
-        found = stored.get(key, false)
-        exists = found is not false
-        also_read = stored.get((other, _NO_KEY)[exists], false)
-        is_known = exists & (found.iterations >= scram.ITERATIONS_MIN) & (also_read.iterations > 0)
-        return UserCredential((false, found)[is_known], is_known, false)
+        decoy_key = self._false.pick_other_key(false, key)
+        candidate = stored.get(key, false)
+        exists = candidate is not false
+        also_read = stored.get((decoy_key, _NO_KEY)[exists], false)
+        is_known = (
+            exists & (candidate.iterations >= scram.ITERATIONS_MIN) & (also_read.iterations > 0)
+        )
+        return UserCredential((false, candidate)[is_known], is_known, false)
 
-    def token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
+    def find_token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
         """Return the credential for the id of a delegation token, whether or not it is valid."""
-        found = self._tokens().get(token_id, _NO_TOKEN)
-        is_valid = self._has_tokens and not found.is_expired(now_ms)
+        token = self._tokens().get(token_id, _NO_TOKEN)
+        is_valid = self._has_tokens and not token.is_expired(now_ms)
         salt = hmac.digest(self._token_salts, token_id.encode(), "sha256")
-        credential = self._false.of_token(token_id, mechanism, salt)
+        credential = self._false.build_for_token(token_id, mechanism, salt)
         if is_valid:
             credential = self._of_token(token_id, mechanism, salt)
-        return TokenCredential(found.owner, found.expiry_timestamp_ms, credential, is_valid)
+        return TokenCredential(token.owner, token.expiry_timestamp_ms, credential, is_valid)

@@ -64,13 +64,15 @@ class DelegationToken(NamedTuple):
         """Return whether `principal` may describe the token without a permission."""
         return principal == self.requester or self.is_changed_by(principal)
 
-    def renewed(self, period_ms: int, lifetimes: TokenLifetimes, now_ms: int) -> DelegationToken:
+    def with_renewal(
+        self, period_ms: int, lifetimes: TokenLifetimes, now_ms: int
+    ) -> DelegationToken:
         """Return the token renewed for `period_ms`, or for the default if that is not above 0."""
         if period_ms <= 0 or period_ms > lifetimes.renewal_ms:
             period_ms = lifetimes.renewal_ms
-        return self.expiring(period_ms, now_ms)
+        return self.with_expiry_after(period_ms, now_ms)
 
-    def expiring(self, period_ms: int, now_ms: int) -> DelegationToken:
+    def with_expiry_after(self, period_ms: int, now_ms: int) -> DelegationToken:
         """Return the token with its expiry after `period_ms`."""
         expiry_ms = min(self.max_timestamp_ms, now_ms + period_ms)
         return self._replace(expiry_timestamp_ms=expiry_ms)
@@ -96,15 +98,15 @@ def issue(
 
 
 @lru_cache(maxsize=_HMACS_KEPT)
-def token_hmac(secret: bytes, token_id: str) -> bytes:
+def compute_token_hmac(secret: bytes, token_id: str) -> bytes:
     """Return the HMAC of a token, its password."""
     return hmac.digest(secret, token_id.encode(), "sha512")
 
 
 def find(tokens: Iterable[DelegationToken], secret: bytes, mac: bytes) -> DelegationToken | None:
     """Return the token with that HMAC, or None. The time does not depend on where HMACs differ."""
-    found = None
+    match = None
     for token in tokens:
-        if hmac.compare_digest(token_hmac(secret, token.token_id), mac):
-            found = token
-    return found
+        if hmac.compare_digest(compute_token_hmac(secret, token.token_id), mac):
+            match = token
+    return match

@@ -5,7 +5,7 @@ and each character counts. Java writes the relative names from last to first. It
 attribute types by name, and writes others as an OID with the value's DER encoding in hex.
 
 A name is read from the DER encoding of the certificate, because other libraries change it.
-`Malformed` is raised for bytes that are no certificate.
+`MalformedCertificate` is raised for bytes that are no certificate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STRINGS = frozenset({0x0C, 0x13, 0x14, 0x16, 0x1B, 0x1E})
 _ESCAPED = frozenset(',=+<>#;"\\')
 
 
-class Malformed(ValueError):
+class MalformedCertificate(ValueError):
     """Bytes that are no certificate."""
 
 
@@ -42,50 +42,52 @@ class _Element(NamedTuple):
     end: int
 
 
-def subject(certificate: bytes) -> str:
-    """Return the subject of a certificate in DER. Raises `Malformed`."""
+def read_subject(certificate: bytes) -> str:
+    """Return the subject of a certificate in DER. Raises `MalformedCertificate`."""
     data = certificate
-    whole = _element(data, 0, len(data), _SEQUENCE)
-    signed = _element(data, whole.begin, whole.end, _SEQUENCE)
-    fields = _elements(data, signed.begin, signed.end)
+    outer = _read_element(data, 0, len(data), _SEQUENCE)
+    signed = _read_element(data, outer.begin, outer.end, _SEQUENCE)
+    fields = _read_elements(data, signed.begin, signed.end)
     if fields and fields[0].tag == _CONTEXT_0:  # the version
         del fields[0]
     # Serial number, signature algorithm, issuer, validity, subject.
     if len(fields) < 5 or fields[4].tag != _SEQUENCE:
-        raise Malformed("the certificate has no subject")
-    return _text(data, fields[4])
+        raise MalformedCertificate("the certificate has no subject")
+    return _format_name(data, fields[4])
 
 
-def text(name: bytes) -> str:
-    """Return the text of a name in DER. Raises `Malformed`."""
-    return _text(name, _element(name, 0, len(name), _SEQUENCE))
+def format_name(name: bytes) -> str:
+    """Return the text of a name in DER. Raises `MalformedCertificate`."""
+    return _format_name(name, _read_element(name, 0, len(name), _SEQUENCE))
 
 
-def _text(data: bytes, name: _Element) -> str:
-    parts = _elements(data, name.begin, name.end)
-    return ",".join(_relative_name(data, part) for part in reversed(parts))
+def _format_name(data: bytes, name: _Element) -> str:
+    parts = _read_elements(data, name.begin, name.end)
+    return ",".join(_format_relative_name(data, part) for part in reversed(parts))
 
 
-def _relative_name(data: bytes, name: _Element) -> str:
+def _format_relative_name(data: bytes, name: _Element) -> str:
     if name.tag != _SET:
-        raise Malformed("a relative name is no set")
-    return "+".join(_attribute(data, one) for one in _elements(data, name.begin, name.end))
+        raise MalformedCertificate("a relative name is no set")
+    return "+".join(
+        _format_attribute(data, element) for element in _read_elements(data, name.begin, name.end)
+    )
 
 
-def _attribute(data: bytes, attribute: _Element) -> str:
-    parts = _elements(data, attribute.begin, attribute.end)
+def _format_attribute(data: bytes, attribute: _Element) -> str:
+    parts = _read_elements(data, attribute.begin, attribute.end)
     if attribute.tag != _SEQUENCE or len(parts) != 2 or parts[0].tag != _OID:
-        raise Malformed("an attribute is no type with a value")
+        raise MalformedCertificate("an attribute is no type with a value")
     type, value = parts
-    oid = _oid(data[type.begin : type.end])
+    oid = _format_oid(data[type.begin : type.end])
     keyword = _KEYWORDS.get(oid)
     if keyword is None or value.tag not in _STRINGS:
         # The value with its tag and length begins where its type ends.
         return f"{keyword or oid}=#{data[type.end : value.end].hex()}"
-    return f"{keyword}={_escaped(data[value.begin : value.end].decode('utf-8', 'replace'))}"
+    return f"{keyword}={_escape(data[value.begin : value.end].decode('utf-8', 'replace'))}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     escaped = "".join(f"\\{c}" if c in _ESCAPED else "\\00" if c == "\0" else c for c in text)
     inner = escaped.strip(" \r")
     if len(inner) == len(escaped):
@@ -95,7 +97,7 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{c}" for c in escaped[:lead]) + inner + "".join(f"\\{c}" for c in trail)
 
 
-def _oid(data: bytes) -> str:
+def _format_oid(data: bytes) -> str:
     """Return an object identifier as decimals with dots."""
     numbers, number = [], 0
     for byte in data:
@@ -104,30 +106,30 @@ def _oid(data: bytes) -> str:
             numbers.append(number)
             number = 0
     if not numbers or data[-1] & 0x80:
-        raise Malformed("an object identifier is cut off")
+        raise MalformedCertificate("an object identifier is cut off")
     first = min(numbers[0] // 40, 2)
     return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))
 
 
-def _elements(data: bytes, at: int, end: int) -> list[_Element]:
-    found = []
+def _read_elements(data: bytes, at: int, end: int) -> list[_Element]:
+    elements = []
     while at < end:
-        element = _element(data, at, end)
-        found.append(element)
+        element = _read_element(data, at, end)
+        elements.append(element)
         at = element.end
-    return found
+    return elements
 
 
-def _element(data: bytes, at: int, end: int, tag: int | None = None) -> _Element:
+def _read_element(data: bytes, at: int, end: int, tag: int | None = None) -> _Element:
     if end - at < 2:
-        raise Malformed("an element is cut off")
-    found, length, begin = data[at], data[at + 1], at + 2
+        raise MalformedCertificate("an element is cut off")
+    found_tag, length, begin = data[at], data[at + 1], at + 2
     if length & 0x80:
         count = length & 0x7F
         if not 0 < count <= 4 or end - begin < count:
-            raise Malformed("the length of an element is wrong")
+            raise MalformedCertificate("the length of an element is wrong")
         length = int.from_bytes(data[begin : begin + count], "big")
         begin += count
-    if found & 0x1F == 0x1F or begin + length > end or (tag is not None and found != tag):
-        raise Malformed("the certificate is no DER")
-    return _Element(found, begin, begin + length)
+    if found_tag & 0x1F == 0x1F or begin + length > end or (tag is not None and found_tag != tag):
+        raise MalformedCertificate("the certificate is no DER")
+    return _Element(found_tag, begin, begin + length)

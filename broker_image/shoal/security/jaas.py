@@ -56,10 +56,10 @@ _END = _Token("end", None)
 
 def parse(text: str) -> LoginModule:
     """Return the only login module of a JAAS config. Raises `JaasError`."""
-    tokens = _tokens(text)
+    tokens = _tokenize(text)
     modules = []
     while (token := next(tokens, _END)) is not _END:
-        modules.append(_module(token, tokens))
+        modules.append(_parse_module(token, tokens))
     if not modules:
         raise JaasError("Login module not specified in JAAS config")
     if len(modules) > 1:
@@ -69,7 +69,7 @@ def parse(text: str) -> LoginModule:
     return modules[0]
 
 
-def _module(first: _Token, tokens: Iterator[_Token]) -> LoginModule:
+def _parse_module(first: _Token, tokens: Iterator[_Token]) -> LoginModule:
     if first.text is None or first.kind == "other":
         raise JaasError("JAAS config does not begin with the class of a login module")
     flag = next(tokens, _END)
@@ -99,15 +99,15 @@ def _module(first: _Token, tokens: Iterator[_Token]) -> LoginModule:
     return LoginModule(first.text, flag.text.lower(), options)
 
 
-def _tokens(text: str) -> Iterator[_Token]:
-    for found in _TOKEN.finditer(text):
-        kind = found.lastgroup or ""
+def _tokenize(text: str) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup or ""
         if kind in ("double", "single"):
-            yield _Token("quoted", _ESCAPE.sub(_unescaped, found[kind]))
+            yield _Token("quoted", _ESCAPE.sub(_unescape, match[kind]))
         elif kind != "blank":
-            yield _Token(kind, None if kind == "number" else found[0])
+            yield _Token(kind, None if kind == "number" else match[0])
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    code = found[1]
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
     return chr(int(code, 8)) if code[0] in "01234567" else _ESCAPES.get(code, code)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from shoal.security.oauthbearer import BearerToken, TokenRefused, trimmed
+from shoal.security.oauthbearer import BearerToken, TokenRefused, trim_blanks
 
 if TYPE_CHECKING:
     from jwt.types import Options
@@ -34,7 +34,7 @@ RSA_BITS_MIN = 2048
 RSA_BITS_MAX = 16384
 #: Keys of one set that are read. Tokens without a key id are tried with each.
 KEYS_MAX = 100
-#: `bearer` checks the claims, with the time as an argument.
+#: `check_claims` checks the claims, with the time as an argument.
 _SIGNATURE_ONLY: Options = {
     "verify_signature": True,
     "verify_exp": False,
@@ -49,7 +49,7 @@ _SIGNATURE_ONLY: Options = {
 KEY_ID_SIZE_MAX = 1000
 
 
-class Key(NamedTuple):
+class JwtKey(NamedTuple):
     """A public key and the algorithms that it serves."""
 
     key_id: str | None
@@ -69,7 +69,7 @@ class UnknownKeyError(TokenRefused):
         self.key_id = key_id
 
 
-def parse_keys(data: bytes) -> tuple[Key, ...]:
+def parse_keys(data: bytes) -> tuple[JwtKey, ...]:
     """Return the usable keys of a JWK set (RFC 7517). Raises `KeySetError`.
 
     Keys of other types, for encryption, and RSA keys that are too small or too large are left out.
@@ -80,13 +80,13 @@ def parse_keys(data: bytes) -> tuple[Key, ...]:
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise KeySetError("the key set is not a JSON object with a list 'keys'") from None
-    found = tuple(key for key in map(_key, keys[:KEYS_MAX]) if key is not None)
-    if not found:
+    usable = tuple(key for key in map(_parse_key, keys[:KEYS_MAX]) if key is not None)
+    if not usable:
         raise KeySetError("the key set has no key for the signature of a token")
-    return found
+    return usable
 
 
-def _key(jwk: object) -> Key | None:
+def _parse_key(jwk: object) -> JwtKey | None:
     """Return a key of a set, or None if it is not for the signature of tokens."""
     if not isinstance(jwk, dict) or jwk.get("use", "sig") != "sig":
         return None
@@ -99,15 +99,15 @@ def _key(jwk: object) -> Key | None:
         key = reader.from_jwk(public)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
         return None
-    algorithms = _algorithms(key)
+    algorithms = _find_algorithms(key)
     if "alg" in jwk:
         algorithms = tuple(name for name in algorithms if name == jwk["alg"])
     if not algorithms or not isinstance(key_id, str | None):
         return None
-    return Key(key_id, algorithms, key)
+    return JwtKey(key_id, algorithms, key)
 
 
-def _algorithms(key: object) -> tuple[str, ...]:
+def _find_algorithms(key: object) -> tuple[str, ...]:
     """Return the algorithms that a public key serves."""
     if isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
         return _RSA
@@ -120,18 +120,20 @@ class KeySource(Protocol):
     """Where the current keys are."""
 
     @property
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[JwtKey, ...]:
         """The keys of the newest set that was read."""
 
-    def key_missing(self, key_id: str, now_ms: int) -> None:
+    def on_key_missing(self, key_id: str, now_ms: int) -> None:
         """Note that a token named a key that `keys` does not have."""
 
 
 class JwtRules(NamedTuple):
-    """What a token must say. No issuer, and no audience, means that any is accepted."""
+    """What a token must say. No issuer means that any is accepted. Without audiences, a token may
+    name one only with `any_audience`."""
 
     issuer: str | None = None
     audiences: tuple[str, ...] = ()
+    any_audience: bool = False
     clock_skew_s: int = 0
     subject_claim: str = "sub"
     scope_claim: str = "scope"
@@ -147,14 +149,14 @@ class JwtValidator:
     def validate(self, token: str, now_ms: int) -> BearerToken:
         """Return what a token says. Raises `TokenRefused`."""
         try:
-            claims = verified(token, self._keys.keys)
+            claims = verify_signature(token, self._keys.keys)
         except UnknownKeyError as error:
-            self._keys.key_missing(error.key_id, now_ms)
+            self._keys.on_key_missing(error.key_id, now_ms)
             raise
-        return bearer(claims, self._rules, now_ms / 1000)
+        return check_claims(claims, self._rules, now_ms / 1000)
 
 
-def verified(token: str, keys: tuple[Key, ...]) -> dict[str, Any]:
+def verify_signature(token: str, keys: tuple[JwtKey, ...]) -> dict[str, Any]:
     """Return the claims of a token whose signature is right; nothing else of them is checked.
 
     Raises `TokenRefused`, and `UnknownKeyError` if no key has the token's key id.
@@ -190,11 +192,11 @@ def verified(token: str, keys: tuple[Key, ...]) -> dict[str, Any]:
     raise TokenRefused("the token's signature is wrong")
 
 
-def bearer(claims: dict[str, Any], rules: JwtRules, now_s: float) -> BearerToken:
+def check_claims(claims: dict[str, Any], rules: JwtRules, now_s: float) -> BearerToken:
     """Check the claims of a verified token. Raises `TokenRefused`."""
-    expires_s = _date(claims, "exp", required=True)
-    issued_s = _date(claims, "iat", required=True)
-    begins_s = _date(claims, "nbf", required=False)
+    expires_s = _parse_date(claims, "exp", required=True)
+    issued_s = _parse_date(claims, "iat", required=True)
+    begins_s = _parse_date(claims, "nbf", required=False)
     assert expires_s is not None
     assert issued_s is not None
     skew_s = rules.clock_skew_s
@@ -209,9 +211,11 @@ def bearer(claims: dict[str, Any], rules: JwtRules, now_s: float) -> BearerToken
     _check_issuer(claims, rules)
     _check_audience(claims, rules)
     subject = claims.get(rules.subject_claim)
-    if not isinstance(subject, str) or not trimmed(subject):
+    if not isinstance(subject, str) or not trim_blanks(subject):
         raise TokenRefused(f"the claim {rules.subject_claim!r} has no text for the subject")
-    return BearerToken(trimmed(subject), int(expires_s * 1000), _scope(claims, rules.scope_claim))
+    return BearerToken(
+        trim_blanks(subject), int(expires_s * 1000), _parse_scope(claims, rules.scope_claim)
+    )
 
 
 def _check_issuer(claims: dict[str, Any], rules: JwtRules) -> None:
@@ -220,22 +224,24 @@ def _check_issuer(claims: dict[str, Any], rules: JwtRules) -> None:
 
 
 def _check_audience(claims: dict[str, Any], rules: JwtRules) -> None:
+    if rules.any_audience and not rules.audiences:
+        return
     audience = claims.get("aud")
     if audience is None:
         if rules.audiences:
             raise TokenRefused("the token has no audience (aud)")
         return
-    named = [audience] if isinstance(audience, str) else audience
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+    audiences = [audience] if isinstance(audience, str) else audience
+    if not isinstance(audiences, list) or not all(isinstance(name, str) for name in audiences):
         raise TokenRefused("the token's audience is neither a text nor a list of texts")
-    if not set(named) & set(rules.audiences):
+    if not set(audiences) & set(rules.audiences):
         raise TokenRefused(
             "the token's audience is not in sasl.oauthbearer.expected.audience"
             + ("" if rules.audiences else ", which is empty")
         )
 
 
-def _date(claims: dict[str, Any], name: str, *, required: bool) -> float | None:
+def _parse_date(claims: dict[str, Any], name: str, *, required: bool) -> float | None:
     value = claims.get(name)
     if value is None and not required:
         return None
@@ -246,13 +252,13 @@ def _date(claims: dict[str, Any], name: str, *, required: bool) -> float | None:
     return value
 
 
-def _scope(claims: dict[str, Any], name: str) -> frozenset[str]:
+def _parse_scope(claims: dict[str, Any], name: str) -> frozenset[str]:
     """Return the scope: a text is one value, as in Kafka, and a list has many."""
     value = claims.get(name)
     values = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    if not all(isinstance(v, str) and trimmed(v) for v in values):
+    if not all(isinstance(v, str) and trim_blanks(v) for v in values):
         raise TokenRefused(f"the claim {name!r} has an empty value")
-    found = frozenset(map(trimmed, values))
-    if len(found) < len(values):
+    scope = frozenset(map(trim_blanks, values))
+    if len(scope) < len(values):
         raise TokenRefused(f"the claim {name!r} has a value twice")
-    return found
+    return scope

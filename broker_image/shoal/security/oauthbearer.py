@@ -10,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.security.sasl import Login, LoginRefused
+from shoal.security.sasl import LoginRefused, SaslLogin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,23 +65,23 @@ class OAuthMessage(NamedTuple):
     extensions: Mapping[str, str]
 
 
-def trimmed(text: str) -> str:
+def trim_blanks(text: str) -> str:
     """Return the value of a claim without the blanks around it that Kafka removes."""
     return text.strip(_BLANKS)
 
 
 def parse_message(data: bytes) -> OAuthMessage:
     """Parse the client's first message. Raises `LoginRefused`."""
-    found = _CLIENT_FIRST.fullmatch(data.decode(errors="replace"))
-    if found is None:
+    match = _CLIENT_FIRST.fullmatch(data.decode(errors="replace"))
+    if match is None:
         raise LoginRefused("the client's OAUTHBEARER message is malformed")
-    pairs = dict(pair.split("=", 1) for pair in found["pairs"].split("\x01")[:-1])
+    pairs = dict(pair.split("=", 1) for pair in match["pairs"].split("\x01")[:-1])
     auth = _AUTH.fullmatch(pairs.pop(_AUTH_KEY, ""))
     if auth is None:
         raise LoginRefused("the client's OAUTHBEARER message has no valid 'auth'")
     if auth["scheme"].lower() != "bearer":
         raise LoginRefused("the client's OAUTHBEARER message has a scheme other than Bearer")
-    return OAuthMessage(auth["token"], found["authzid"] or "", pairs)
+    return OAuthMessage(auth["token"], match["authzid"] or "", pairs)
 
 
 class OAuthExchange:
@@ -89,7 +89,7 @@ class OAuthExchange:
 
     def __init__(self, validator: TokenValidator) -> None:
         self.user = ""
-        self.login: Login | None = None
+        self.login: SaslLogin | None = None
         self._validator = validator
         self._error = ""
         self._reason = ""
@@ -101,23 +101,25 @@ class OAuthExchange:
             raise LoginRefused(self._reason, error)
         message = parse_message(token)
         try:
-            found = self._validator.validate(message.token, now_ms)
+            bearer = self._validator.validate(message.token, now_ms)
         except TokenRefused as refused:
-            self._error = _error(refused.missing_scope)
+            self._error = _format_error(refused.missing_scope)
             self._reason = str(refused)
             return self._error.encode()
-        self.user = found.subject
-        if message.authzid not in ("", found.subject):
+        self.user = bearer.subject
+        if message.authzid not in ("", bearer.subject):
             raise LoginRefused(
                 "the authorization id differs from the token's subject",
                 f"Authentication failed: Client requested an authorization id ({message.authzid})"
-                f" that is different from the token's principal name ({found.subject})",
+                f" that is different from the token's principal name ({bearer.subject})",
             )
-        self.login = Login(f"User:{found.subject}", found.expires_ms, extensions=message.extensions)
+        self.login = SaslLogin(
+            f"User:{bearer.subject}", bearer.expires_ms, extensions=message.extensions
+        )
         return b""
 
 
-def _error(missing_scope: str) -> str:
+def _format_error(missing_scope: str) -> str:
     """Return the error of RFC 7628, section 3.2.2, as Kafka writes it."""
     if not missing_scope:
         return '{"status":"invalid_token"}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from typing import TYPE_CHECKING
 
-from shoal.security.sasl import Login, LoginRefused
+from shoal.security.sasl import LoginRefused, SaslLogin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ class PlainUsers:
         """`options` are those of the login module; others than `user_…` are ignored."""
         self._secret = secret
         self._digests = {
-            name.removeprefix(USER_PREFIX): self._digest(password)
+            name.removeprefix(USER_PREFIX): self._compute_digest(password)
             for name, password in options.items()
             if name.startswith(USER_PREFIX)
         }
@@ -37,10 +37,10 @@ class PlainUsers:
     def verify(self, name: str, password: str) -> bool:
         """Whether there is that user with that password. It takes the same steps for any name."""
         expected = self._digests.get(name, self._of_nobody)
-        is_right = hmac.compare_digest(self._digest(password), expected)
+        is_right = hmac.compare_digest(self._compute_digest(password), expected)
         return is_right & (expected is not self._of_nobody)
 
-    def _digest(self, password: str) -> bytes:
+    def _compute_digest(self, password: str) -> bytes:
         return hmac.digest(self._secret, password.encode(), "sha256")
 
 
@@ -49,31 +49,31 @@ class PlainExchange:
 
     def __init__(self, users: PlainUsers) -> None:
         self.user = ""
-        self.login: Login | None = None
+        self.login: SaslLogin | None = None
         self._users = users
 
     def evaluate(self, token: bytes, _now_ms: int) -> bytes:
         """Return the empty answer. Raises `LoginRefused`."""
         parts = token.decode(errors="replace").split("\0", 3)
         if len(parts) != 3:
-            raise _refused(
+            raise _build_refused_error(
                 f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}",
             )
         authzid, self.user, password = parts
         if not self.user:
-            raise _refused("Authentication failed: username not specified")
+            raise _build_refused_error("Authentication failed: username not specified")
         if not password:
-            raise _refused("Authentication failed: password not specified")
+            raise _build_refused_error("Authentication failed: password not specified")
         if not self._users.verify(self.user, password):
-            raise _refused("Authentication failed: Invalid username or password")
+            raise _build_refused_error("Authentication failed: Invalid username or password")
         if authzid not in ("", self.user):
-            raise _refused(
+            raise _build_refused_error(
                 "Authentication failed: Client requested an authorization id that is different"
                 " from username"
             )
-        self.login = Login(f"User:{self.user}")
+        self.login = SaslLogin(f"User:{self.user}")
         return b""
 
 
-def _refused(message: str) -> LoginRefused:
+def _build_refused_error(message: str) -> LoginRefused:
     return LoginRefused(message, message)

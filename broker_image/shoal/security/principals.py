@@ -18,7 +18,7 @@ USER = "User"
 _VERSION = b"\x00\x00"
 
 
-class _Own(str):
+class _OwnPrincipal(str):
     """A text that equals only itself, as no client can send an object."""
 
     __slots__ = ()
@@ -32,7 +32,7 @@ class _Own(str):
 
 
 #: The principal of a node's own requests to the controller, which may do everything.
-OWN = _Own("Node:own")
+OWN = _OwnPrincipal("Node:own")
 
 
 class ForwardedPrincipal(NamedTuple):
@@ -64,15 +64,15 @@ def decode(data: bytes) -> ForwardedPrincipal:
     if bytes(view[:2]) != _VERSION:
         raise WireError("a principal of an unknown version")
     try:
-        kind, at = _text(view, 2)
-        name, at = _text(view, at)
+        kind, at = _read_text(view, 2)
+        name, at = _read_text(view, at)
         principal = f"{kind}:{name}"
         return ForwardedPrincipal(OWN if principal == str(OWN) else principal, view[at] != 0)
     except (IndexError, UnicodeDecodeError):
         raise WireError("a malformed principal") from None
 
 
-def _text(view: memoryview, at: int) -> tuple[str, int]:
+def _read_text(view: memoryview, at: int) -> tuple[str, int]:
     size, at = get_uvarint(view, at)
     end = at + size - 1
     if size < 1 or end > len(view):

@@ -1,7 +1,13 @@
-"""What each API of Kafka 4.3.1 requires of a client, for people who read it.
+"""The permissions that an API requires: the vocabulary of the table of APIs, and for people.
 
-`shoal explain` shows these rows. A request needs every row; one of a row's alternatives suffices. A
-row with a condition applies only to some requests. The rows that brokers check are declared apart.
+`shoal.server.handlers` declares the permissions of each API in its row (KIP-11 and later). They
+have two parts. `for_request` is checked before the handler is called, by dispatch or for a request
+in an Envelope; without it the whole request is refused. `for_resources` are operations on resources
+that the request or the response names. The handler asks for them, and refuses or leaves out single
+resources.
+
+`shoal explain` shows them as requirements. A request needs every requirement; one of its
+alternatives suffices. One with a condition concerns only some requests.
 """
 
 from __future__ import annotations
@@ -33,177 +39,124 @@ class Requirement(NamedTuple):
     condition: str = ""
 
 
-def _need(
-    operation: Operation,
-    resource_type: ResourceType,
-    condition: str = "",
-    *,
-    or_cluster: Operation | None = None,
-) -> Requirement:
-    alternatives = [Need(operation, resource_type)]
-    if or_cluster is not None:
-        alternatives.append(Need(or_cluster, CLUSTER))
-    return Requirement(tuple(alternatives), condition)
+class RequestPermission(NamedTuple):
+    """An operation that the whole request needs. Any one of `operations` suffices.
+
+    `field` is the field of the request with the resource's name, if that is not the cluster. If the
+    field is null, nothing is checked here. `versions` are those of the request. `condition` says to
+    people which requests need it.
+    """
+
+    operations: tuple[Operation, ...]
+    resource_type: ResourceType = CLUSTER
+    field: str = ""
+    versions: range = range(1 << 15)
+    condition: str = ""
+
+    def as_requirement(self) -> Requirement:
+        """Return the permission for people."""
+        needs = tuple(Need(operation, self.resource_type) for operation in self.operations)
+        return Requirement(needs, self.condition)
 
 
-_READ_GROUP, _READ_TOPIC = _need(READ, GROUP), _need(READ, TOPIC)
-_DESCRIBE_GROUP, _DESCRIBE_TOPIC = _need(DESCRIBE, GROUP), _need(DESCRIBE, TOPIC)
-_DELETE_GROUP = _need(DELETE, GROUP)
-_WRITE_TRANSACTION = _need(WRITE, TRANSACTION)
-_IN_SUBSCRIPTION = _need(DESCRIBE, TOPIC, "topics that the member subscribes to")
-_OF_MEMBERS = _need(DESCRIBE, TOPIC, "topics of members; without it members are not shown")
-_NODES = (_need(CLUSTER_ACTION, CLUSTER),)
-_DESCRIBES, _ALTERS = (_need(DESCRIBE, CLUSTER),), (_need(ALTER, CLUSTER),)
+class ResourcePermission(NamedTuple):
+    """An operation that is needed on each resource of a type.
+
+    `condition` says to people which requests or resources need it. `or_cluster` is an operation on
+    the cluster that permits it on all of them.
+    """
+
+    operation: Operation
+    resource_type: ResourceType
+    condition: str = ""
+    or_cluster: Operation | None = None
+
+    def as_requirement(self) -> Requirement:
+        """Return the permission for people."""
+        need = Need(self.operation, self.resource_type)
+        if self.or_cluster is None:
+            return Requirement((need,), self.condition)
+        return Requirement((need, Need(self.or_cluster, CLUSTER)), self.condition)
 
 
-def _configs(operation: Operation) -> tuple[Requirement, ...]:
-    return (
-        _need(operation, TOPIC, "configs of topics"),
-        _need(operation, GROUP, "configs of groups"),
-        _need(operation, CLUSTER, "configs of brokers, loggers and client metrics"),
+class ApiPermissions(NamedTuple):
+    """What an API requires. `at_controllers` replaces `for_request` on a listener of controllers,
+    where the handler checks it."""
+
+    for_request: tuple[RequestPermission, ...] = ()
+    for_resources: tuple[ResourcePermission, ...] = ()
+    at_controllers: tuple[RequestPermission, ...] = ()
+
+    def list_requirements(self) -> list[Requirement]:
+        """Return all of them for people, each operation once."""
+        requirements: dict[tuple[Need, ...], Requirement] = {}
+        for requirement in (
+            *(permission.as_requirement() for permission in self.for_request),
+            *(permission.as_requirement() for permission in self.for_resources),
+            *(permission.as_requirement() for permission in self.at_controllers),
+        ):
+            requirements.setdefault(requirement.alternatives, requirement)
+        return list(requirements.values())
+
+
+def require_on_cluster(*operations: Operation) -> ApiPermissions:
+    """Require one of these operations on the cluster."""
+    return ApiPermissions((RequestPermission(operations),))
+
+
+def require_on_group(operation: Operation, *for_resources: ResourcePermission) -> ApiPermissions:
+    """Require an operation on the group of the request, and others on the resources in it."""
+    for_group = RequestPermission((operation,), GROUP, "group_id")
+    return ApiPermissions((for_group,), for_resources)
+
+
+def require_on_each(
+    operation: Operation, resource_type: ResourceType, *, or_cluster: Operation | None = None
+) -> ApiPermissions:
+    """Require an operation on each resource of a type."""
+    return require_on_resources(ResourcePermission(operation, resource_type, or_cluster=or_cluster))
+
+
+def require_on_resources(*for_resources: ResourcePermission) -> ApiPermissions:
+    """Require operations on resources of several types, or under conditions."""
+    return ApiPermissions(for_resources=for_resources)
+
+
+#: Permissions that several APIs have in common.
+WRITE_BY_TRANSACTIONAL_ID = RequestPermission((WRITE,), TRANSACTION, "transactional_id")
+READ_BY_GROUP_ID = RequestPermission((READ,), GROUP, "group_id")
+READ_TOPIC = ResourcePermission(READ, TOPIC)
+DESCRIBE_TOPIC = ResourcePermission(DESCRIBE, TOPIC)
+DESCRIBE_GROUP = ResourcePermission(DESCRIBE, GROUP)
+PUBLIC = ApiPermissions()
+#: Requests among nodes.
+INTER_BROKER = require_on_cluster(CLUSTER_ACTION)
+DESCRIBE_CLUSTER, ALTER_CLUSTER = require_on_cluster(DESCRIBE), require_on_cluster(ALTER)
+DESCRIBE_TOPICS = require_on_resources(DESCRIBE_TOPIC)
+DESCRIBE_GROUPS = require_on_resources(DESCRIBE_GROUP)
+DESCRIBE_GROUPS_AND_TOPICS = require_on_resources(DESCRIBE_GROUP, DESCRIBE_TOPIC)
+DESCRIBE_GROUPS_AND_MEMBERS = require_on_resources(
+    DESCRIBE_GROUP,
+    ResourcePermission(DESCRIBE, TOPIC, "topics of members; without it members are not shown"),
+)
+READ_GROUP = require_on_group(READ)
+READ_GROUP_AND_TOPICS = require_on_group(READ, READ_TOPIC)
+#: The topics are those that a member names. Those of a regular expression are filtered.
+READ_GROUP_AND_SUBSCRIBE = require_on_group(
+    READ, ResourcePermission(DESCRIBE, TOPIC, "topics that the member subscribes to")
+)
+
+
+def _require_on_configs(operation: Operation) -> ApiPermissions:
+    return require_on_resources(
+        ResourcePermission(operation, TOPIC, "configs of topics"),
+        ResourcePermission(operation, GROUP, "configs of groups"),
+        ResourcePermission(operation, CLUSTER, "configs of brokers, loggers and client metrics"),
     )
 
 
-REQUIREMENTS: dict[ApiKey, tuple[Requirement, ...]] = {
-    ApiKey.PRODUCE: (
-        _need(WRITE, TOPIC),
-        _need(WRITE, TRANSACTION, "a transactional producer"),
-    ),
-    ApiKey.FETCH: (
-        _need(READ, TOPIC, "a consumer"),
-        _need(CLUSTER_ACTION, CLUSTER, "a follower"),
-    ),
-    ApiKey.LIST_OFFSETS: (_DESCRIBE_TOPIC,),
-    ApiKey.METADATA: (
-        _DESCRIBE_TOPIC,
-        _need(CREATE, TOPIC, "topics to be created automatically", or_cluster=CREATE),
-    ),
-    ApiKey.OFFSET_COMMIT: (_READ_GROUP, _READ_TOPIC),
-    ApiKey.OFFSET_FETCH: (_DESCRIBE_GROUP, _DESCRIBE_TOPIC),
-    ApiKey.FIND_COORDINATOR: (
-        _need(DESCRIBE, GROUP, "the coordinator of a group"),
-        _need(DESCRIBE, TRANSACTION, "the coordinator of a transactional id"),
-        _need(CLUSTER_ACTION, CLUSTER, "the coordinator of a share partition"),
-    ),
-    ApiKey.JOIN_GROUP: (_READ_GROUP,),
-    ApiKey.HEARTBEAT: (_READ_GROUP,),
-    ApiKey.LEAVE_GROUP: (_READ_GROUP,),
-    ApiKey.SYNC_GROUP: (_READ_GROUP,),
-    ApiKey.DESCRIBE_GROUPS: (_DESCRIBE_GROUP,),
-    ApiKey.LIST_GROUPS: (_need(DESCRIBE, GROUP, or_cluster=DESCRIBE),),
-    ApiKey.SASL_HANDSHAKE: (),
-    ApiKey.API_VERSIONS: (),
-    ApiKey.CREATE_TOPICS: (
-        _need(CREATE, TOPIC, or_cluster=CREATE),
-        _need(DESCRIBE_CONFIGS, TOPIC, "to see the configs of the new topic"),
-    ),
-    ApiKey.DELETE_TOPICS: (
-        _need(DELETE, TOPIC, or_cluster=DELETE),
-        _need(DESCRIBE, TOPIC, "a topic that is named by its id", or_cluster=DELETE),
-    ),
-    ApiKey.DELETE_RECORDS: (_need(DELETE, TOPIC),),
-    ApiKey.INIT_PRODUCER_ID: (
-        _need(WRITE, TRANSACTION, "a transactional producer"),
-        _need(
-            WRITE,
-            TOPIC,
-            "an idempotent producer; any topic suffices",
-            or_cluster=Operation.IDEMPOTENT_WRITE,
-        ),
-    ),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: (_need(DESCRIBE, TOPIC, or_cluster=CLUSTER_ACTION),),
-    ApiKey.ADD_PARTITIONS_TO_TXN: (
-        _need(WRITE, TRANSACTION, "a producer; versions 0 to 3"),
-        _need(WRITE, TOPIC, "a producer; versions 0 to 3"),
-        _need(CLUSTER_ACTION, CLUSTER, "a broker; since version 4"),
-    ),
-    ApiKey.ADD_OFFSETS_TO_TXN: (_WRITE_TRANSACTION, _READ_GROUP),
-    ApiKey.END_TXN: (_WRITE_TRANSACTION,),
-    ApiKey.WRITE_TXN_MARKERS: (_need(ALTER, CLUSTER, or_cluster=CLUSTER_ACTION),),
-    ApiKey.TXN_OFFSET_COMMIT: (_WRITE_TRANSACTION, _READ_GROUP, _READ_TOPIC),
-    ApiKey.DESCRIBE_ACLS: _DESCRIBES,
-    ApiKey.CREATE_ACLS: _ALTERS,
-    ApiKey.DELETE_ACLS: _ALTERS,
-    ApiKey.DESCRIBE_CONFIGS: _configs(DESCRIBE_CONFIGS),
-    ApiKey.ALTER_CONFIGS: _configs(ALTER_CONFIGS),
-    ApiKey.ALTER_REPLICA_LOG_DIRS: _ALTERS,
-    ApiKey.DESCRIBE_LOG_DIRS: _DESCRIBES,
-    ApiKey.SASL_AUTHENTICATE: (),
-    ApiKey.CREATE_PARTITIONS: (_need(ALTER, TOPIC),),
-    ApiKey.CREATE_DELEGATION_TOKEN: (
-        _need(Operation.CREATE_TOKENS, USER, "a token for another user"),
-    ),
-    ApiKey.RENEW_DELEGATION_TOKEN: (),
-    ApiKey.EXPIRE_DELEGATION_TOKEN: (),
-    ApiKey.DESCRIBE_DELEGATION_TOKEN: (
-        _need(DESCRIBE, TOKEN, "a token of another owner, by its id"),
-        _need(Operation.DESCRIBE_TOKENS, USER, "the tokens of another owner"),
-    ),
-    ApiKey.DELETE_GROUPS: (_DELETE_GROUP,),
-    ApiKey.ELECT_LEADERS: _ALTERS,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: _configs(ALTER_CONFIGS),
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: _ALTERS,
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: _DESCRIBES,
-    ApiKey.OFFSET_DELETE: (_DELETE_GROUP, _READ_TOPIC),
-    ApiKey.DESCRIBE_CLIENT_QUOTAS: (_need(DESCRIBE_CONFIGS, CLUSTER),),
-    ApiKey.ALTER_CLIENT_QUOTAS: (_need(ALTER_CONFIGS, CLUSTER),),
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _DESCRIBES,
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _ALTERS,
-    ApiKey.VOTE: _NODES,
-    ApiKey.BEGIN_QUORUM_EPOCH: _NODES,
-    ApiKey.END_QUORUM_EPOCH: _NODES,
-    ApiKey.DESCRIBE_QUORUM: _DESCRIBES,
-    ApiKey.ALTER_PARTITION: _NODES,
-    ApiKey.UPDATE_FEATURES: _ALTERS,
-    ApiKey.ENVELOPE: _NODES,
-    ApiKey.FETCH_SNAPSHOT: _NODES,
-    ApiKey.DESCRIBE_CLUSTER: (
-        _need(DESCRIBE, CLUSTER, "to see the permitted operations"),
-        _need(ALTER, CLUSTER, "on a listener of controllers"),
-    ),
-    ApiKey.DESCRIBE_PRODUCERS: (_READ_TOPIC,),
-    ApiKey.BROKER_REGISTRATION: _NODES,
-    ApiKey.BROKER_HEARTBEAT: _NODES,
-    ApiKey.UNREGISTER_BROKER: _ALTERS,
-    ApiKey.DESCRIBE_TRANSACTIONS: (
-        _need(DESCRIBE, TRANSACTION),
-        _need(DESCRIBE, TOPIC, "topics of the transaction; others are not shown"),
-    ),
-    ApiKey.LIST_TRANSACTIONS: (_need(DESCRIBE, TRANSACTION),),
-    ApiKey.ALLOCATE_PRODUCER_IDS: _NODES,
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: (_READ_GROUP, _IN_SUBSCRIPTION),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: (_DESCRIBE_GROUP, _OF_MEMBERS),
-    ApiKey.CONTROLLER_REGISTRATION: _NODES,
-    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: (),
-    ApiKey.PUSH_TELEMETRY: (),
-    ApiKey.ASSIGN_REPLICAS_TO_DIRS: _NODES,
-    ApiKey.LIST_CONFIG_RESOURCES: (_need(DESCRIBE_CONFIGS, CLUSTER),),
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (_DESCRIBE_TOPIC,),
-    ApiKey.SHARE_GROUP_HEARTBEAT: (_READ_GROUP, _IN_SUBSCRIPTION),
-    ApiKey.SHARE_GROUP_DESCRIBE: (_DESCRIBE_GROUP, _OF_MEMBERS),
-    ApiKey.SHARE_FETCH: (_READ_GROUP, _READ_TOPIC),
-    ApiKey.SHARE_ACKNOWLEDGE: (_READ_GROUP, _READ_TOPIC),
-    ApiKey.ADD_RAFT_VOTER: _ALTERS,
-    ApiKey.REMOVE_RAFT_VOTER: _ALTERS,
-    ApiKey.UPDATE_RAFT_VOTER: _NODES,
-    ApiKey.INITIALIZE_SHARE_GROUP_STATE: _NODES,
-    ApiKey.READ_SHARE_GROUP_STATE: _NODES,
-    ApiKey.WRITE_SHARE_GROUP_STATE: _NODES,
-    ApiKey.DELETE_SHARE_GROUP_STATE: _NODES,
-    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: _NODES,
-    ApiKey.STREAMS_GROUP_HEARTBEAT: (
-        _READ_GROUP,
-        _need(DESCRIBE, TOPIC, "topics of the application's topology"),
-        _need(CREATE, TOPIC, "internal topics that do not exist yet", or_cluster=CREATE),
-    ),
-    ApiKey.STREAMS_GROUP_DESCRIBE: (
-        _DESCRIBE_GROUP,
-        _need(DESCRIBE, TOPIC, "topics of the topology; without it the group is not shown"),
-    ),
-    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: (_DESCRIBE_GROUP, _DESCRIBE_TOPIC),
-    ApiKey.ALTER_SHARE_GROUP_OFFSETS: (_READ_GROUP, _READ_TOPIC),
-    ApiKey.DELETE_SHARE_GROUP_OFFSETS: (_DELETE_GROUP, _READ_TOPIC),
-}
+DESCRIBE_EACH_CONFIGS = _require_on_configs(DESCRIBE_CONFIGS)
+ALTER_EACH_CONFIGS = _require_on_configs(ALTER_CONFIGS)
 
 #: The operations that exist for a type of resource. Brokers accept entries with others, which never
 #: match a request.
@@ -226,12 +179,12 @@ OPERATIONS: dict[ResourceType, tuple[Operation, ...]] = {
 }
 
 
-def api_name(api_key: ApiKey) -> str:
+def format_api_name(api_key: ApiKey) -> str:
     """Return Kafka's name of an API, such as ShareFetch."""
     return "".join(word.capitalize() for word in api_key.name.split("_"))
 
 
 def find_api(name: str) -> ApiKey | None:
     """Return the API with a name in any spelling: ShareFetch, share-fetch, SHARE_FETCH."""
-    wanted = name.lower().replace("-", "").replace("_", "")
-    return next((key for key in ApiKey if key.name.lower().replace("_", "") == wanted), None)
+    normalized = name.lower().replace("-", "").replace("_", "")
+    return next((key for key in ApiKey if key.name.lower().replace("_", "") == normalized), None)

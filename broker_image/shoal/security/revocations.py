@@ -25,39 +25,39 @@ _ESCAPES = {"%25": "%", "%2C": ","}
 
 class Revocation(NamedTuple):
     """Certificates of `subject` that are not valid before a time earlier than `issued_before` are
-    refused. All of them have expired at `until`, so that the entry can be removed."""
+    refused. All of them have expired at `valid_until`, so that the entry can be removed."""
 
     subject: str
     issued_before: datetime
-    until: datetime
+    valid_until: datetime
 
     @classmethod
     def parse(cls, text: str) -> Revocation:
         """Return the entry that a text stands for. Raises `ValueError`."""
-        found = _ENTRY.fullmatch(text)
-        if found is None:
+        match = _ENTRY.fullmatch(text)
+        if match is None:
             raise ValueError(f"{text!r} is not of the form FROM/UNTIL/SUBJECT")
-        issued_before, until = (
-            datetime.strptime(time, _TIME).replace(tzinfo=UTC) for time in found.groups()[:2]
+        issued_before, valid_until = (
+            datetime.strptime(time, _TIME).replace(tzinfo=UTC) for time in match.groups()[:2]
         )
-        subject = re.sub("%25|%2C", lambda escape: _ESCAPES[escape[0]], found[3])
-        return cls(subject, issued_before, until)
+        subject = re.sub("%25|%2C", lambda escape: _ESCAPES[escape[0]], match[3])
+        return cls(subject, issued_before, valid_until)
 
     def __str__(self) -> str:
         subject = self.subject.replace("%", "%25").replace(",", "%2C")
-        return f"{self.issued_before:{_TIME}}/{self.until:{_TIME}}/{subject}"
+        return f"{self.issued_before:{_TIME}}/{self.valid_until:{_TIME}}/{subject}"
 
-    def revokes(self, not_valid_before: datetime) -> bool:
+    def is_revoked(self, not_valid_before: datetime) -> bool:
         """Whether a certificate of the subject with this begin of its validity is refused."""
         return not_valid_before < self.issued_before
 
 
-def by_subject(texts: Iterable[str]) -> dict[str, Revocation]:
+def parse_by_subject(texts: Iterable[str]) -> dict[str, Revocation]:
     """Return the entries by subject; of several entries of one subject, the newest. Raises
     `ValueError`."""
-    found: dict[str, Revocation] = {}
-    for one in map(Revocation.parse, texts):
-        have = found.get(one.subject)
-        if have is None or have.issued_before < one.issued_before:
-            found[one.subject] = one
-    return found
+    newest: dict[str, Revocation] = {}
+    for revocation in map(Revocation.parse, texts):
+        previous = newest.get(revocation.subject)
+        if previous is None or previous.issued_before < revocation.issued_before:
+            newest[revocation.subject] = revocation
+    return newest

@@ -29,7 +29,7 @@ class LoginRefused(Exception):
         self.client_message = client_message
 
 
-class Login(NamedTuple):
+class SaslLogin(NamedTuple):
     """A principal that has logged in, such as `User:alice`, and when its credential expires."""
 
     principal: str
@@ -48,7 +48,7 @@ class Exchange(Protocol):
         """The name that the client claims, empty until it is known. Nobody has verified it."""
 
     @property
-    def login(self) -> Login | None:
+    def login(self) -> SaslLogin | None:
         """The login, once the exchange is complete."""
 
     def evaluate(self, token: bytes, now_ms: int) -> bytes:

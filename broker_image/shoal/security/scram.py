@@ -1,7 +1,7 @@
 """SCRAM (RFC 5802, RFC 7677, KIP-84): stored credentials and the server's side of an exchange.
 
 The server never computes PBKDF2 for a user: a login costs three HMACs and two hashes. A name
-without a credential gets a false one (`FalseCredentials`), and the exchange takes the same steps
+without a credential gets a false one (`DummyCredentials`), and the exchange takes the same steps
 with it. So an unknown user and a wrong password differ neither in bytes nor in steps.
 
 Kafka reads messages less strictly. Here, the channel binding must repeat the client's header, as
@@ -20,7 +20,7 @@ from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.security.sasl import SCRAM_SHA_256, SCRAM_SHA_512, Login, LoginRefused
+from shoal.security.sasl import SCRAM_SHA_256, SCRAM_SHA_512, LoginRefused, SaslLogin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,15 +76,15 @@ SCRAM_MECHANISMS = {
 }
 
 
-def credential(
+def build_credential(
     mechanism: ScramMechanism, password: str, salt: bytes, iterations: int = ITERATIONS_MIN
 ) -> ScramCredential:
     """Return the credential of a password."""
     salted = hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
-    return of_salted_password(mechanism, salted, salt, iterations)
+    return from_salted_password(mechanism, salted, salt, iterations)
 
 
-def of_salted_password(
+def from_salted_password(
     mechanism: ScramMechanism, salted_password: bytes, salt: bytes, iterations: int
 ) -> ScramCredential:
     """Return the credential of a salted password, which clients send to create a user."""
@@ -117,13 +117,13 @@ class TokenCredential(NamedTuple):
     is_valid: bool
 
 
-class Credentials(Protocol):
+class CredentialSource(Protocol):
     """The users and delegation tokens that may log in."""
 
-    def user(self, name: str, mechanism: ScramMechanism, now_ms: int) -> UserCredential:
+    def find_user(self, name: str, mechanism: ScramMechanism, now_ms: int) -> UserCredential:
         """Return the credential for a name. It takes the same time for any name."""
 
-    def token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
+    def find_token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
         """Return the credential for the id of a delegation token, whether or not it is valid."""
 
 
@@ -137,7 +137,7 @@ class _Shape(NamedTuple):
 _KAFKA_SHAPE = _Shape(0, ITERATIONS_MIN)
 
 
-class FalseCredentials:
+class DummyCredentials:
     """Credentials for names that have none. Nobody can log in with one.
 
     Each name always gets the same one, as a real user would, derived from `secret`. Salt and
@@ -161,13 +161,13 @@ class FalseCredentials:
         self._keys = list(stored)
         counts: dict[int, Counter[_Shape]] = {}
         for (_, number), found in stored.items():
-            counts.setdefault(number, Counter())[_shape(found)] += 1
+            counts.setdefault(number, Counter())[_find_shape(found)] += 1
         self._shapes = {
             number: (shapes := sorted(found), list(accumulate(found[s] for s in shapes)))
             for number, found in counts.items()
         }
 
-    def credential(self, name: str, mechanism: ScramMechanism) -> ScramCredential:
+    def build_credential(self, name: str, mechanism: ScramMechanism) -> ScramCredential:
         """Return the false credential of a name."""
         seed = hmac.digest(self._secret, f"{mechanism.number}\0{name}".encode(), "sha512")
         point = int.from_bytes(seed[:8], "big")
@@ -175,28 +175,30 @@ class FalseCredentials:
         shape = shapes[bisect(totals, point * totals[-1] >> 64)]
         key = hmac.digest(seed, b"key", "sha512")[: mechanism.key_size]
         stream = hashlib.shake_256(seed).digest(max(shape.salt_size, 17))
-        salt = stream[: shape.salt_size] if shape.salt_size else _kafka_salt(stream)
+        salt = stream[: shape.salt_size] if shape.salt_size else _format_kafka_salt(stream)
         return ScramCredential(salt, key, key, shape.iterations)
 
-    def of_token(self, token_id: str, mechanism: ScramMechanism, salt: bytes) -> ScramCredential:
+    def build_for_token(
+        self, token_id: str, mechanism: ScramMechanism, salt: bytes
+    ) -> ScramCredential:
         """Return the false credential of a delegation token's id, with the salt of a real one."""
         seed = hmac.digest(self._secret, f"token {mechanism.number}\0{token_id}".encode(), "sha512")
         key = seed[: mechanism.key_size]
         return ScramCredential(salt, key, key, ITERATIONS_MIN)
 
-    def other_key(self, false: ScramCredential, key: tuple[str, int]) -> tuple[str, int]:
+    def pick_other_key(self, false: ScramCredential, key: tuple[str, int]) -> tuple[str, int]:
         """Return the key of some stored credential, by the false one of `key`. If nothing was
         stored, return `key`."""
         keys = self._keys or [key]
         return keys[int.from_bytes(false.stored_key[:8], "big") % len(keys)]
 
 
-def _shape(found: ScramCredential) -> _Shape:
-    is_kafka = _KAFKA_SALT.fullmatch(found.salt) is not None
-    return _Shape(0 if is_kafka else len(found.salt), found.iterations)
+def _find_shape(credential: ScramCredential) -> _Shape:
+    is_kafka = _KAFKA_SALT.fullmatch(credential.salt) is not None
+    return _Shape(0 if is_kafka else len(credential.salt), credential.iterations)
 
 
-def _kafka_salt(stream: bytes) -> bytes:
+def _format_kafka_salt(stream: bytes) -> bytes:
     """Return the salt that Java's `new BigInteger(130, random).toString(36)` makes."""
     number = int.from_bytes(stream[:17], "big") >> (17 * 8 - _SALT_BITS)
     digits = ""
@@ -209,13 +211,15 @@ def _kafka_salt(stream: bytes) -> bytes:
 class ScramExchange:
     """One exchange. `nonce` is the server's part: printable ASCII without a comma, used once."""
 
-    def __init__(self, mechanism: ScramMechanism, nonce: str, credentials: Credentials) -> None:
+    def __init__(
+        self, mechanism: ScramMechanism, nonce: str, credentials: CredentialSource
+    ) -> None:
         self.user = ""
-        self.login: Login | None = None
+        self.login: SaslLogin | None = None
         self._mechanism = mechanism
         self._nonce = nonce
         self._credentials = credentials
-        self._next: Callable[[bytes, int], bytes] = self._first
+        self._next: Callable[[bytes, int], bytes] = self._evaluate_first
         self._kept: UserCredential | TokenCredential | None = None
         #: What the first messages leave for the final one.
         self._expected = _EXPECT_NOTHING
@@ -225,46 +229,50 @@ class ScramExchange:
         call, self._next = self._next, self._refuse
         return call(token, now_ms)
 
-    def _first(self, token: bytes, now_ms: int) -> bytes:
-        found = _match(_CLIENT_FIRST, token, "first")
-        self.user = found["name"].replace("=2C", ",").replace("=3D", "=")
-        if found["authzid"] not in (None, found["name"]):
+    def _evaluate_first(self, token: bytes, now_ms: int) -> bytes:
+        match = _match(_CLIENT_FIRST, token, "first")
+        self.user = match["name"].replace("=2C", ",").replace("=3D", "=")
+        if match["authzid"] not in (None, match["name"]):
             # Before the credential is looked up: the answer must not depend on it.
             raise LoginRefused(
                 "the authorization id differs from the user name",
                 "Authentication failed: Client requested an authorization id that is different"
                 " from username",
             )
-        if _has_token_auth(found["extensions"]):
-            token_found = self._credentials.token(self.user, self._mechanism, now_ms)
-            self._kept, stored, is_known = token_found, token_found.credential, token_found.is_valid
-            login = Login(token_found.owner, token_found.expires_ms, by_token=True)
+        if _has_token_auth(match["extensions"]):
+            token_credential = self._credentials.find_token(self.user, self._mechanism, now_ms)
+            self._kept, stored, is_known = (
+                token_credential,
+                token_credential.credential,
+                token_credential.is_valid,
+            )
+            login = SaslLogin(token_credential.owner, token_credential.expires_ms, by_token=True)
         else:
-            user = self._credentials.user(self.user, self._mechanism, now_ms)
+            user = self._credentials.find_user(self.user, self._mechanism, now_ms)
             self._kept, stored, is_known = user, user.credential, user.is_known
-            login = Login(f"User:{self.user}")
-        nonce = found["nonce"] + self._nonce
+            login = SaslLogin(f"User:{self.user}")
+        nonce = match["nonce"] + self._nonce
         answer = f"r={nonce},s={b64encode(stored.salt).decode()},i={stored.iterations}"
-        binding = b64encode(found["header"].encode()).decode()
+        binding = b64encode(match["header"].encode()).decode()
         # Older versions of librdkafka, such as 2.0.2, repeat the part of the client.
-        nonces = (nonce, found["nonce"] + nonce)
+        nonces = (nonce, match["nonce"] + nonce)
         self._expected = _Expected(
-            login, is_known, stored, nonces, binding, f"{found['bare']},{answer},"
+            login, is_known, stored, nonces, binding, f"{match['bare']},{answer},"
         )
-        self._next = self._final
+        self._next = self._evaluate_final
         return answer.encode()
 
-    def _final(self, token: bytes, _now_ms: int) -> bytes:
-        found = _match(_CLIENT_FINAL, token, "final")
+    def _evaluate_final(self, token: bytes, _now_ms: int) -> bytes:
+        match = _match(_CLIENT_FINAL, token, "final")
         expected, digest = self._expected, self._mechanism.digest
-        if found["nonce"] not in expected.nonces:
+        if match["nonce"] not in expected.nonces:
             raise LoginRefused("the nonce of the final message is not that of this exchange")
-        if found["binding"] != expected.binding:
+        if match["binding"] != expected.binding:
             raise LoginRefused("the channel binding does not repeat the client's header")
-        proof = b64decode(found["proof"])
+        proof = b64decode(match["proof"])
         if len(proof) != self._mechanism.key_size:
             raise LoginRefused(f"a proof of {len(proof)} bytes")
-        signed = (expected.signed + found["signed"]).encode()
+        signed = (expected.signed + match["signed"]).encode()
         stored = expected.credential
         signature = hmac.digest(stored.stored_key, signed, digest)
         client_key = (int.from_bytes(proof, "big") ^ int.from_bytes(signature, "big")).to_bytes(
@@ -284,7 +292,7 @@ class ScramExchange:
 class _Expected(NamedTuple):
     """What a complete exchange needs: who logs in, and what the final message must have."""
 
-    login: Login
+    login: SaslLogin
     is_known: bool
     credential: ScramCredential
     nonces: tuple[str, ...]
@@ -293,17 +301,17 @@ class _Expected(NamedTuple):
     signed: str
 
 
-_EXPECT_NOTHING = _Expected(Login(""), False, ScramCredential(b"", b"", b"", 0), (), "", "")
+_EXPECT_NOTHING = _Expected(SaslLogin(""), False, ScramCredential(b"", b"", b"", 0), (), "", "")
 
 
-def _match(pattern: re.Pattern[str], token: bytes, which: str) -> re.Match[str]:
+def _match(pattern: re.Pattern[str], token: bytes, message_name: str) -> re.Match[str]:
     try:
-        found = pattern.fullmatch(token.decode())
+        match = pattern.fullmatch(token.decode())
     except UnicodeDecodeError:
-        found = None
-    if found is None:
-        raise LoginRefused(f"the client's {which} SCRAM message is malformed")
-    return found
+        match = None
+    if match is None:
+        raise LoginRefused(f"the client's {message_name} SCRAM message is malformed")
+    return match
 
 
 def _has_token_auth(extensions: str) -> bool:

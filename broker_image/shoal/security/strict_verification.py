@@ -7,7 +7,7 @@ it for HTTPS: key sets, OpenID providers, Prometheus and schema registries.
 from __future__ import annotations
 
 
-def remedy(error: BaseException) -> str:
+def find_remedy(error: BaseException) -> str:
     """Return a sentence, after a blank, on what the certificate lacks; else an empty text."""
     if "Missing Authority Key Identifier" not in str(error):
         return ""

@@ -12,7 +12,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from shoal.security.oauthbearer import BearerToken, TokenRefused, trimmed
+from shoal.security.oauthbearer import BearerToken, TokenRefused, trim_blanks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,14 +42,14 @@ class UnsecuredValidator:
         parts = token.split(".")
         if len(parts) != 3:
             raise TokenRefused("the token does not have three parts")
-        header, claims = _decoded(parts[0]), _decoded(parts[1])
+        header, claims = _decode_part(parts[0]), _decode_part(parts[1])
         if header.get("alg") != "none" or parts[2]:
             raise TokenRefused("the token is signed, and only unsecured tokens are accepted")
-        expires_s, issued_s = _date(claims, "exp"), _date(claims, "iat")
+        expires_s, issued_s = _parse_date(claims, "exp"), _parse_date(claims, "iat")
         if expires_s is None:
             raise TokenRefused("the token has no expiry (exp)")
         subject = claims.get(self._subject_claim)
-        if not isinstance(subject, str) or not trimmed(subject):
+        if not isinstance(subject, str) or not trim_blanks(subject):
             raise TokenRefused(f"the claim {self._subject_claim!r} has no text for the subject")
         if issued_s is not None and 1000 * issued_s > now_ms + self._skew_ms:
             raise TokenRefused("the token is issued in the future (iat)")
@@ -57,34 +57,34 @@ class UnsecuredValidator:
             raise TokenRefused("the token has expired")
         if issued_s is not None and expires_s <= issued_s:
             raise TokenRefused("the token expires before it begins")
-        scope = self._scope(claims)
+        scope = self._parse_scope(claims)
         if not scope.issuperset(self._required):
             raise TokenRefused("the token lacks a required scope", f"[{', '.join(self._required)}]")
         return BearerToken(subject, round(expires_s * 1000), scope)
 
-    def _scope(self, claims: Mapping[str, Any]) -> frozenset[str]:
+    def _parse_scope(self, claims: Mapping[str, Any]) -> frozenset[str]:
         value = claims.get(self._scope_claim, [])
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list):
             raise TokenRefused(f"the claim {self._scope_claim!r} is neither a text nor a list")
-        return frozenset(trimmed(text) for text in map(str, values) if trimmed(text))
+        return frozenset(trim_blanks(text) for text in map(str, values) if trim_blanks(text))
 
 
-def _decoded(part: str) -> dict[str, Any]:
+def _decode_part(part: str) -> dict[str, Any]:
     """Decode a part of a token: Base64URL, or Base64 as Kafka reads it, with or without padding."""
     if not re.fullmatch(r"[A-Za-z0-9+/_\-]+={0,2}", part):
         raise TokenRefused("a part of the token is not Base64")
     stem = part.rstrip("=").translate({ord("-"): "+", ord("_"): "/"})
     try:
-        found = json.loads(base64.b64decode(stem + "=" * (-len(stem) % 4)))
+        decoded = json.loads(base64.b64decode(stem + "=" * (-len(stem) % 4)))
     except (ValueError, binascii.Error, RecursionError):
         raise TokenRefused("a part of the token is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         raise TokenRefused("a part of the token is not a JSON object")
-    return found
+    return decoded
 
 
-def _date(claims: Mapping[str, Any], name: str) -> float | None:
+def _parse_date(claims: Mapping[str, Any], name: str) -> float | None:
     value = claims.get(name)
     if value is None:
         return None

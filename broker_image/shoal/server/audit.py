@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.security.audit import ALLOWED, CHANGED, LOGGED_IN, SESSIONS_ENDED, AuditTrail, Entry
+from shoal.security.audit import ALLOWED, CHANGED, LOGGED_IN, SESSIONS_ENDED, AuditEntry, AuditTrail
 from shoal.server import logs
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _AT_DEBUG = frozenset({ALLOWED, LOGGED_IN})
 
 
-class Audit:
+class AuditLogger:
     """Logs entries: changes at the level info, failures at warning, and successes at debug."""
 
     def __init__(self, node: Node) -> None:
@@ -24,15 +24,15 @@ class Audit:
         self._is_armed = False
         #: Whether entries at the level debug are logged: callers need not make others.
         self.logs_successes = False
-        self.levels_changed()
+        self.on_levels_changed()
         logs.LEVELS.subscribe(self)
 
-    def levels_changed(self) -> None:
+    def on_levels_changed(self) -> None:
         """Follow the level of this module's logger."""
         is_enabled = getattr(self._log, "is_enabled_for", None)
-        self.logs_successes = is_enabled is None or is_enabled(logs.Level.DEBUG)
+        self.logs_successes = is_enabled is None or is_enabled(logs.LogLevel.DEBUG)
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: AuditEntry) -> None:
         """Log an entry, or count it for the summary of the interval."""
         if entry.event in _AT_DEBUG:
             self._log.debug(entry.event, **entry.values)
@@ -42,7 +42,7 @@ class Audit:
             self._log.warning(entry.event, **entry.values)
         elif not self._is_armed and self._trail.due_ms is not None:
             self._is_armed = True
-            self._timers.at(self._trail.due_ms, self._sum_up)
+            self._timers.call_at(self._trail.due_ms, self._sum_up)
 
     def close(self) -> None:
         """Log what is not summed up yet."""
@@ -50,5 +50,5 @@ class Audit:
 
     def _sum_up(self) -> None:
         self._is_armed = False
-        for entry in self._trail.summaries(self._clock.now_ms()):
+        for entry in self._trail.summarize(self._clock.now_ms()):
             self._log.warning(entry.event, **entry.values)

@@ -10,14 +10,14 @@ with it needs CLUSTER_ACTION, with which a node can name any principal.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.metadata.config_keys import split_principals
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security import audit
 from shoal.security.acls import CLUSTER_NAME, Operation, ResourceType
-from shoal.security.authorizer import AllowAll, Authorizer
+from shoal.security.authorizer import AllowAllAuthorizer, Authorizer
 from shoal.security.principals import OWN
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.protocol.frames import RequestHeader
+    from shoal.security.requirements import RequestPermission
     from shoal.server.config import BrokerConfig
     from shoal.server.metadata_cache import MetadataCache
 
@@ -42,8 +43,8 @@ REFUSED_WITH = {
 }
 
 
-class Sender(Protocol):
-    """The client that sent a request. Its host is canonical (`canonical_host`)."""
+class RequestSender(Protocol):
+    """The client that sent a request. Its host is canonical (`canonicalize_host`)."""
 
     principal: str
     host: str
@@ -56,7 +57,7 @@ class AuditLog(Protocol):
     #: Whether it logs allowed requests. Otherwise nobody makes entries for them.
     logs_successes: bool
 
-    def note(self, entry: audit.Entry) -> None:
+    def note(self, entry: audit.AuditEntry) -> None:
         """Log an entry, or count it."""
 
 
@@ -66,10 +67,14 @@ class SentRequest(Protocol):
     @property
     def header(self) -> RequestHeader: ...
     @property
-    def peer(self) -> Sender: ...
+    def version(self) -> int: ...
+    @property
+    def body(self) -> Any: ...
+    @property
+    def peer(self) -> RequestSender: ...
 
 
-class Need(NamedTuple):
+class RequiredPermission(NamedTuple):
     """Permission that a request needs: one of some operations on a resource."""
 
     operations: tuple[Operation, ...]
@@ -83,17 +88,17 @@ class Need(NamedTuple):
         return f"{operations} on the {self.resource_type.name.lower()} {self.name}"
 
 
-def cluster(*operations: Operation) -> Need:
+def build_cluster_permission(*operations: Operation) -> RequiredPermission:
     """Return the need of one of these operations on the cluster."""
-    return Need(operations, ResourceType.CLUSTER, CLUSTER_NAME)
+    return RequiredPermission(operations, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
-class Access:
+class AccessControl:
     """Owns the authorizer of one node."""
 
     def __init__(self, config: BrokerConfig, cache: MetadataCache, audit_log: AuditLog) -> None:
         self._audit = audit_log
-        self.authorizer: Authorizer | AllowAll = AllowAll()
+        self.authorizer: Authorizer | AllowAllAuthorizer = AllowAllAuthorizer()
         #: Whether there is an authorizer. Without one, all is allowed and nothing is checked.
         self.enabled = bool(config["authorizer.class.name"])
         #: The number of changes of the entries.
@@ -104,7 +109,7 @@ class Access:
             self.authorizer = Authorizer(
                 super_users, allow_if_no_acl=config["allow.everyone.if.no.acl.found"]
             )
-            cache.subscribe(self._changed)
+            cache.subscribe(self._on_metadata_changed)
 
     @property
     def logs_successes(self) -> bool:
@@ -121,7 +126,7 @@ class Access:
         """Call `call` after each change of the entries."""
         self._change_calls.append(call)
 
-    def _changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.acls_added or delta.acls_removed:
             assert isinstance(self.authorizer, Authorizer)
             self.authorizer.change(delta.acls_added, delta.acls_removed)
@@ -144,9 +149,11 @@ class Access:
         what is permitted. Permission is logged at the level debug.
         """
         peer = request.peer
-        allowed = self.authorizer.allows(peer.principal, peer.host, operation, resource_type, name)
+        allowed = self.authorizer.is_allowed(
+            peer.principal, peer.host, operation, resource_type, name
+        )
         if self.logs_successes if allowed else audited:
-            make = audit.allowed if allowed else audit.refused
+            make = audit.build_allowance if allowed else audit.build_refusal
             entry = make(
                 principal=peer.principal,
                 host=peer.host,
@@ -171,9 +178,9 @@ class Access:
     ) -> bool:
         """Return whether a request's sender may perform an operation on some resource (KIP-679)."""
         peer = request.peer
-        return self.authorizer.allows_any(peer.principal, peer.host, operation, resource_type)
+        return self.authorizer.is_any_allowed(peer.principal, peer.host, operation, resource_type)
 
-    def permitted(
+    def filter_permitted(
         self,
         request: SentRequest,
         operation: Operation,
@@ -183,21 +190,23 @@ class Access:
         audited: bool = True,
     ) -> set[str]:
         """Return the resources among `names` on which the operation is allowed."""
-        found = set(names)
+        requested = set(names)
         if not self.enabled:
-            return found
+            return requested
         return {
             name
-            for name in found
+            for name in requested
             if self.allows(request, operation, resource_type, name, audited=audited)
         }
 
-    def operations(self, request: SentRequest, resource_type: ResourceType, name: str) -> int:
+    def get_operation_bits(
+        self, request: SentRequest, resource_type: ResourceType, name: str
+    ) -> int:
         """Return the bits of the operations that a request's sender may perform on a resource."""
         peer = request.peer
-        return self.authorizer.allowed(peer.principal, peer.host, resource_type, name)
+        return self.authorizer.get_allowed_bits(peer.principal, peer.host, resource_type, name)
 
-    def require(self, request: SentRequest, need: Need) -> None:
+    def require(self, request: SentRequest, need: RequiredPermission) -> None:
         """Raise `ApiError` unless one of the operations is allowed."""
         *others, last = need.operations
         kind, name = need.resource_type, need.name
@@ -207,7 +216,12 @@ class Access:
         if not self.allows(request, last, kind, name):
             raise ApiError(REFUSED_WITH[kind], f"The request needs {need}.")
 
-    def require_all(self, request: SentRequest, needs: Iterable[Need]) -> None:
-        """Raise `ApiError` for the first need that is not met."""
-        for need in needs:
-            self.require(request, need)
+    def require_all(self, request: SentRequest, permissions: Iterable[RequestPermission]) -> None:
+        """Raise `ApiError` for the first of an API's permissions that the sender lacks."""
+        for permission in permissions:
+            if request.version not in permission.versions:
+                continue
+            name = getattr(request.body, permission.field) if permission.field else CLUSTER_NAME
+            if name is not None:
+                need = RequiredPermission(permission.operations, permission.resource_type, name)
+                self.require(request, need)

@@ -7,7 +7,7 @@ from enum import Flag
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.quorum.replica import QuorumSettings
-from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
+from shoal.quorum.voters import ReplicaKey, Voter, VoterEndpoint, VoterSet
 from shoal.server.config import METRICS, BrokerConfig, InvalidConfig
 from shoal.server.listener_security import PREFIX, ListenerSecurity, SecurityProtocol
 
@@ -61,16 +61,16 @@ class ClusterConfig(NamedTuple):
         return any(Listeners.CONTROLLER in kind for kind in self.kinds.values())
 
 
-def cluster_config(config: BrokerConfig) -> ClusterConfig:
+def make_cluster_config(config: BrokerConfig) -> ClusterConfig:
     """Return the configs of a node about its cluster. Raises `InvalidConfig`."""
     names = [listener.name for listener in config.listeners]
     of_controllers = [n.upper() for n in config["controller.listener.names"] or ()]
     listener = next((n for n in of_controllers if n in names), None)
     roles = frozenset(config["process.roles"])
-    inter_broker = _inter_broker(config, roles, names, of_controllers)
-    kinds = _kinds(roles, names, of_controllers, inter_broker)
+    inter_broker = _find_inter_broker_listener(config, roles, names, of_controllers)
+    kinds = _build_kinds(roles, names, of_controllers, inter_broker)
     listener = listener or (of_controllers[0] if of_controllers else inter_broker)
-    voters = _voters(config, listener)
+    voters = _parse_voters(config, listener)
     if voters is not None:
         _check_node(config, roles, voters)
     elif CONTROLLER not in roles:
@@ -81,42 +81,42 @@ def cluster_config(config: BrokerConfig) -> ClusterConfig:
         )
     return ClusterConfig(
         roles,
-        _cluster_id(config),
+        _parse_cluster_id(config),
         voters,
         listener,
         inter_broker,
         kinds,
-        _security(config, kinds, (listener, inter_broker, *of_controllers)),
-        _settings(config),
+        _build_security(config, kinds, (listener, inter_broker, *of_controllers)),
+        _build_settings(config),
     )
 
 
-def _inter_broker(
+def _find_inter_broker_listener(
     config: BrokerConfig, roles: frozenset[str], names: list[str], of_controllers: list[str]
 ) -> str:
     """Return the name of the listener for other brokers. Raises `InvalidConfig`."""
-    named = config["inter.broker.listener.name"]
-    protocol = config.given.get("security.inter.broker.protocol")
-    if named and protocol is not None:
+    listener_name = config["inter.broker.listener.name"]
+    protocol = config.explicit.get("security.inter.broker.protocol")
+    if listener_name and protocol is not None:
         raise InvalidConfig(
             "Only one of inter.broker.listener.name and security.inter.broker.protocol should be"
             " set."
         )
-    setting = "inter.broker.listener.name" if named else "security.inter.broker.protocol"
-    found = named or protocol
-    if found is None:
-        return _first(names, of_controllers)
-    if found.upper() in names:
-        return found.upper()
-    if not named and BROKER not in roles:
-        return _first(names, of_controllers)
+    setting = "inter.broker.listener.name" if listener_name else "security.inter.broker.protocol"
+    chosen = listener_name or protocol
+    if chosen is None:
+        return _find_first_listener(names, of_controllers)
+    if chosen.upper() in names:
+        return chosen.upper()
+    if not listener_name and BROKER not in roles:
+        return _find_first_listener(names, of_controllers)
     raise InvalidConfig(
-        f"{setting} is {found.upper()}, which is not in listeners: name one of {', '.join(names)}"
-        f"{'' if named else ' by inter.broker.listener.name'}."
+        f"{setting} is {chosen.upper()}, which is not in listeners: name one of {', '.join(names)}"
+        f"{'' if listener_name else ' by inter.broker.listener.name'}."
     )
 
 
-def _security(
+def _build_security(
     config: BrokerConfig, kinds: Mapping[str, Listeners], linked: tuple[str, ...]
 ) -> dict[str, ListenerSecurity]:
     """Return the security of the listeners that this node opens and of those it connects to.
@@ -124,27 +124,27 @@ def _security(
     Raises `InvalidConfig`.
     """
     protocols = config.security_protocols
-    found = {}
+    security = {}
     for name in dict.fromkeys((*kinds, *linked)):
         if name not in protocols:
             raise InvalidConfig(
                 f"The listener {name} has no security protocol: name it in"
                 " listener.security.protocol.map."
             )
-        found[name] = ListenerSecurity(name, protocols[name], config.values, config.given)
+        security[name] = ListenerSecurity(name, protocols[name], config.values, config.explicit)
     if config["shoal.metrics.security.protocol"] == "SSL" and config.metrics_listener is not None:
-        if METRICS in found:
+        if METRICS in security:
             raise InvalidConfig(
                 f"A listener has the name {METRICS}, which stands for shoal.metrics.listener: give"
                 " it another name."
             )
-        found[METRICS] = ListenerSecurity(
-            METRICS, SecurityProtocol.SSL, config.values, config.given
+        security[METRICS] = ListenerSecurity(
+            METRICS, SecurityProtocol.SSL, config.values, config.explicit
         )
     for name in kinds:
-        if found[name].protocol.is_sasl:
-            _check_mechanisms(found[name])
-    return found
+        if security[name].protocol.is_sasl:
+            _check_mechanisms(security[name])
+    return security
 
 
 #: The SASL mechanisms of Kafka that this broker serves.
@@ -158,8 +158,8 @@ def _check_mechanisms(security: ListenerSecurity) -> None:
     if own not in security.overrides and _MECHANISMS not in security.overrides:
         problem = f"{_MECHANISMS} is not set, and Kafka's default GSSAPI is not supported"
     else:
-        enabled = security.value(_MECHANISMS)
-        unknown = [one for one in enabled if one not in MECHANISMS]
+        enabled = security.get_value(_MECHANISMS)
+        unknown = [mechanism for mechanism in enabled if mechanism not in MECHANISMS]
         if enabled and not unknown:
             return
         problem = (
@@ -173,7 +173,7 @@ def _check_mechanisms(security: ListenerSecurity) -> None:
     )
 
 
-def _kinds(
+def _build_kinds(
     roles: frozenset[str], names: list[str], of_controllers: list[str], inter_broker: str
 ) -> dict[str, Listeners]:
     """Return the kind of each listener. Raises `InvalidConfig`.
@@ -203,37 +203,37 @@ def _kinds(
     return kinds
 
 
-def _first(names: list[str], of_controllers: list[str]) -> str:
+def _find_first_listener(names: list[str], of_controllers: list[str]) -> str:
     return next((n for n in names if n not in of_controllers), names[0])
 
 
-def _voters(config: BrokerConfig, listener: str) -> VoterSet | None:
+def _parse_voters(config: BrokerConfig, listener: str) -> VoterSet | None:
     """Return the configured voters.
 
     Bootstrap servers become voters with negative ids, because their ids are not known yet.
     """
-    found = []
+    voters = []
     for text in config["controller.quorum.voters"]:
         match = _VOTER.fullmatch(text.strip())
         if match is None or not 0 < int(match[4]) < 65536:
             raise InvalidConfig(
                 f"controller.quorum.voters has {text!r}, which is not of the form id@host:port."
             )
-        endpoint = Endpoint(listener, match[2] or match[3], int(match[4]))
-        found.append(Voter(ReplicaKey(int(match[1])), (endpoint,)))
-    if not found:
-        for at, text in enumerate(config["controller.quorum.bootstrap.servers"]):
+        endpoint = VoterEndpoint(listener, match[2] or match[3], int(match[4]))
+        voters.append(Voter(ReplicaKey(int(match[1])), (endpoint,)))
+    if not voters:
+        for index, text in enumerate(config["controller.quorum.bootstrap.servers"]):
             match = _ADDRESS.fullmatch(text.strip())
             if match is None or not 0 < int(match[3]) < 65536:
                 raise InvalidConfig(
                     f"controller.quorum.bootstrap.servers has {text!r}, not of the form host:port."
                 )
-            endpoint = Endpoint(listener, match[1] or match[2], int(match[3]))
-            found.append(Voter(ReplicaKey(-2 - at), (endpoint,)))
-    if not found:
+            endpoint = VoterEndpoint(listener, match[1] or match[2], int(match[3]))
+            voters.append(Voter(ReplicaKey(-2 - index), (endpoint,)))
+    if not voters:
         return None
     try:
-        return VoterSet.of(found)
+        return VoterSet.from_voters(voters)
     except ValueError as error:
         raise InvalidConfig(
             f"controller.quorum.voters is inconsistent: {error}. List each node once."
@@ -250,11 +250,11 @@ def _check_node(config: BrokerConfig, roles: frozenset[str], voters: VoterSet) -
         )
     if not listed and roles == {CONTROLLER} and min(voters.ids) >= 0:
         return  # a controller that can join the voters later
-    if "node.id" not in config.given and "broker.id" not in config.given:
+    if "node.id" not in config.explicit and "broker.id" not in config.explicit:
         raise InvalidConfig("A node of a cluster needs an id of its own: set node.id (--node-id).")
 
 
-def _cluster_id(config: BrokerConfig) -> str | None:
+def _parse_cluster_id(config: BrokerConfig) -> str | None:
     """Return the configured cluster id. Raises `InvalidConfig`."""
     text: str | None = config["shoal.cluster.id"]
     if text is None:
@@ -266,7 +266,7 @@ def _cluster_id(config: BrokerConfig) -> str | None:
     return text
 
 
-def _settings(config: BrokerConfig) -> QuorumSettings:
+def _build_settings(config: BrokerConfig) -> QuorumSettings:
     return QuorumSettings(
         election_timeout_ms=max(1, config["controller.quorum.election.timeout.ms"]),
         election_backoff_max_ms=max(1, config["controller.quorum.election.backoff.max.ms"]),

@@ -8,7 +8,6 @@ and its source.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -17,19 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client import config_providers
 from shoal.client.errors import SecurityError
-from shoal.client.properties import CLIENT_PREFIX, properties
+from shoal.client.properties import CLIENT_PREFIX, parse_properties
 from shoal.metadata import broker_rules, configs, listener_configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
 from shoal.server.listener_security import SecurityProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 PREFIX = "SHOAL_"
 #: Kubernetes sets such variables for each Service of the namespace. A Service named "shoal" leads
-#: to SHOAL_PORT, SHOAL_SERVICE_HOST and SHOAL_PORT_9092_TCP_ADDR, which are not configs.
+#: to SHOAL_PORT, SHOAL_SERVICE_HOST and SHOAL_PORT_9092_TCP_ADDR, which are not configs. The name
+#: of a port has up to 15 characters.
 SERVICE_LINK = re.compile(
-    r".*SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
+    r".*SERVICE_(HOST|PORT(_\w{1,15})?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
 #: Variables of the flags of the command line.
 FLAG_VARIABLES = (
@@ -71,9 +71,9 @@ class InvalidConfig(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """All broker configs by name, typed. `given` has the texts of those that were set."""
+    """All broker configs by name, typed. `explicit` has the texts of those that were set."""
 
-    given: Mapping[str, str]
+    explicit: Mapping[str, str]
     values: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
@@ -92,18 +92,18 @@ class BrokerConfig:
 
     @property
     def listeners(self) -> list[Endpoint]:
-        return [endpoint("listeners", text) for text in self.values["listeners"]]
+        return [parse_endpoint("listeners", text) for text in self.values["listeners"]]
 
     @property
     def advertised(self) -> dict[str, Endpoint]:
         """The advertised addresses that differ from the listener, by listener name."""
         texts = self.values["advertised.listeners"] or ()
-        return {e.name: e for e in (endpoint("advertised.listeners", text) for text in texts)}
+        return {e.name: e for e in (parse_endpoint("advertised.listeners", text) for text in texts)}
 
     @property
     def security_protocols(self) -> dict[str, SecurityProtocol]:
         """The security protocol of each listener name. Raises `InvalidConfig`."""
-        found = {}
+        protocols = {}
         for pair in filter(None, self.values["listener.security.protocol.map"].split(",")):
             name, _, protocol = (part.strip().upper() for part in pair.partition(":"))
             if not name or protocol not in SecurityProtocol.__members__:
@@ -111,20 +111,20 @@ class BrokerConfig:
                     f"listener.security.protocol.map has {pair.strip()!r}, which is not of the form"
                     f" NAME:PROTOCOL with one of {', '.join(SecurityProtocol.__members__)}."
                 )
-            found[name] = SecurityProtocol[protocol]
-        if "listener.security.protocol.map" not in self.given:
+            protocols[name] = SecurityProtocol[protocol]
+        if "listener.security.protocol.map" not in self.explicit:
             # As in Kafka, listeners for controllers are PLAINTEXT unless another listener by its
             # name is protected.
             controllers = [n.upper() for n in self.values["controller.listener.names"] or ()]
             names = [*controllers, *(listener.name for listener in self.listeners)]
             if not set(names) & (SecurityProtocol.__members__.keys() - {"PLAINTEXT"}):
-                found |= dict.fromkeys(controllers, SecurityProtocol.PLAINTEXT)
-        return found
+                protocols |= dict.fromkeys(controllers, SecurityProtocol.PLAINTEXT)
+        return protocols
 
     @property
     def metrics_listener(self) -> Endpoint | None:
         text = self.values["shoal.metrics.listener"]
-        return endpoint("shoal.metrics.listener", text) if text else None
+        return parse_endpoint("shoal.metrics.listener", text) if text else None
 
 
 def resolve(
@@ -137,58 +137,66 @@ def resolve(
     sources = [
         ("a flag", dict(flags)),
         ("the environment", from_environment(environment)),
-        (file_name, dict(_filled(properties(file_text or ""), environment, file_name))),
+        (
+            file_name,
+            dict(_resolve_references(parse_properties(file_text or ""), environment, file_name)),
+        ),
     ]
-    given: dict[str, str] = {}
-    for where, texts in reversed(sources):
+    explicit: dict[str, str] = {}
+    for source, texts in reversed(sources):
         for name, text in texts.items():
-            check(name, text, where)
-            given[name] = text
-    given = _with_known_listeners(given)
-    config = BrokerConfig(given, configs.broker_values(configs.Layers({}, {}, given)))
+            check(name, text, source)
+            explicit[name] = text
+    explicit = _with_known_listeners(explicit)
+    config = BrokerConfig(
+        explicit, configs.resolve_broker_values(configs.ConfigLayers({}, {}, explicit))
+    )
     _check_consistency(config)
     return config
 
 
-def check(name: str, text: str, where: str) -> None:
+def check(name: str, text: str, source: str) -> None:
     """Raise `InvalidConfig` for an unknown broker config or an invalid value."""
     try:
         listener_configs.parse({name: text})
     except UnknownConfig:
-        override = listener_configs.split(name)
+        override = listener_configs.split_name(name)
         target = name if override is None else override.target
-        near = difflib.get_close_matches(target, configs.BROKER, n=1)
+        near = _find_similar(target, configs.BROKER)
         hint = f" Did you mean {name.removesuffix(target)}{near[0]}?" if near else ""
-        raise InvalidConfig(f"There is no broker config {name}, set by {where}.{hint}") from None
+        raise InvalidConfig(f"There is no broker config {name}, set by {source}.{hint}") from None
     except ConfigError as error:
-        raise InvalidConfig(f"{error} (set by {where})") from None
+        raise InvalidConfig(f"{error} (set by {source})") from None
 
 
-def variable(name: str) -> str:
+def to_variable_name(name: str) -> str:
     """Return the environment variable of a config."""
     return PREFIX + re.sub(r"[.\-]", "_", name.removeprefix("shoal.")).upper()
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the configs among the variables. Raises `InvalidConfig` for an unknown one."""
-    names = {variable(name): name for name in configs.BROKER}
-    found = {}
-    for one in sorted(environment):
-        if not one.startswith(PREFIX) or one in FLAG_VARIABLES:
+    names = {to_variable_name(name): name for name in configs.BROKER}
+    texts = {}
+    for variable_name in sorted(environment):
+        if not variable_name.startswith(PREFIX) or variable_name in FLAG_VARIABLES:
             continue
-        name = names.get(one) or _override(one, names)
+        name = names.get(variable_name) or _parse_override(variable_name, names)
         if name is not None:
-            found[name] = environment[one]
+            texts[name] = environment[variable_name]
         elif not (
-            one.startswith(CLIENT_PREFIX) or SERVICE_LINK.fullmatch(one.removeprefix(PREFIX))
+            variable_name.startswith(CLIENT_PREFIX)
+            or SERVICE_LINK.fullmatch(variable_name.removeprefix(PREFIX))
         ):
-            near = difflib.get_close_matches(one, names, n=1)
+            near = _find_similar(variable_name, names)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise InvalidConfig(f"The environment variable {one} names no broker config.{hint}")
-    return found
+            raise InvalidConfig(
+                f"The environment variable {variable_name} names no broker config.{hint}"
+            )
+    return texts
 
 
-def _override(name: str, names: Mapping[str, str]) -> str | None:
+def _parse_override(name: str, names: Mapping[str, str]) -> str | None:
     """Return the `listener.name.…` config of an environment variable, or None.
 
     The listener's name is what stands before the config and the mechanism, with `_` for `-`.
@@ -196,13 +204,13 @@ def _override(name: str, names: Mapping[str, str]) -> str | None:
     if not name.startswith(_OVERRIDE_VARIABLE):
         return None
     words = name.removeprefix(_OVERRIDE_VARIABLE).split("_")
-    for at in range(1, len(words)):
-        target = names.get(PREFIX + "_".join(words[at:]))
+    for index in range(1, len(words)):
+        target = names.get(PREFIX + "_".join(words[index:]))
         if target is not None:
             break
     else:
         return None
-    listener = "_".join(words[:at]).lower()
+    listener = "_".join(words[:index]).lower()
     for mechanism in sorted(listener_configs.MECHANISMS):
         suffix = "_" + mechanism.replace("-", "_")
         if target.startswith("sasl.") and listener.endswith(suffix):
@@ -210,7 +218,7 @@ def _override(name: str, names: Mapping[str, str]) -> str | None:
     return f"{listener_configs.PREFIX}{listener}.{target}"
 
 
-def _filled(
+def _resolve_references(
     lines: Iterator[tuple[str, str]], environment: Mapping[str, str], file_name: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the configs of a file, with its references replaced by variables and by the content of
@@ -219,12 +227,12 @@ def _filled(
     Raises `InvalidConfig` for a variable that is not set and a file that cannot be read.
     """
 
-    def value(name: str, found: re.Match[str]) -> str:
-        variable = found["variable"]
+    def resolve_reference(name: str, match: re.Match[str]) -> str:
+        variable = match["variable"]
         if variable is None:
             try:
-                return config_providers.value_of(
-                    name, found["kind"], found["path"], found["key"]
+                return config_providers.read_value(
+                    name, match["kind"], match["path"], match["key"]
                 ).reveal()
             except SecurityError as error:
                 raise InvalidConfig(
@@ -238,10 +246,10 @@ def _filled(
         return environment[variable]
 
     for name, text in lines:
-        yield name, _REFERENCE.sub(partial(value, name), text)
+        yield name, _REFERENCE.sub(partial(resolve_reference, name), text)
 
 
-def endpoint(setting: str, text: str) -> Endpoint:
+def parse_endpoint(setting: str, text: str) -> Endpoint:
     """Parse NAME://host:port; the default name is PLAINTEXT. Raises `InvalidConfig`."""
     match = _LISTENER.fullmatch(text.strip())
     if match is None or int(match[4]) > 65535:
@@ -252,14 +260,14 @@ def endpoint(setting: str, text: str) -> Endpoint:
     return Endpoint((match[1] or "PLAINTEXT").upper(), match[2] or match[3], int(match[4]))
 
 
-def bracketed(host: str) -> str:
+def bracket_host(host: str) -> str:
     """Return a host for use before a port: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
-def address(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """Return host:port for a client; an empty host means all addresses."""
-    return f"{bracketed(host) or '0.0.0.0'}:{port}"
+    return f"{bracket_host(host) or '0.0.0.0'}:{port}"
 
 
 def check_exposure(config: BrokerConfig) -> None:
@@ -277,7 +285,7 @@ def check_exposure(config: BrokerConfig) -> None:
         is_open = protocol is SecurityProtocol.PLAINTEXT
         problem = "neither encrypted nor authenticated" if is_open else "not encrypted"
         raise InvalidConfig(
-            f"The listener {listener.name} at {address(listener.host, listener.port)} can be"
+            f"The listener {listener.name} at {format_address(listener.host, listener.port)} can be"
             f" reached from other hosts, and its protocol {protocol.name} is {problem}. Give it"
             f" {'SSL or SASL_SSL' if is_open else 'SASL_SSL'} in listener.security.protocol.map,"
             " listen on 127.0.0.1, or accept the risk with --insecure"
@@ -290,21 +298,23 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        found = ipaddress.ip_address(host.partition("%")[0])
+        ip_address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+    mapped = getattr(ip_address, "ipv4_mapped", None)
+    return (mapped or ip_address).is_loopback
 
 
 def _check_consistency(config: BrokerConfig) -> None:
     """Check configs against each other. Raises `InvalidConfig`."""
     _check_log_directories(config)
-    names = _checked_names(config)
+    names = _check_names(config)
     _check_protocols(config, names)
     _check_advertised(config, names)
     _ = config.metrics_listener
-    reason = broker_rules.contradiction(config.values)
+    reason = broker_rules.find_contradiction(config.values) or broker_rules.find_foreign_cordon(
+        config.values
+    )
     if reason is not None:
         raise InvalidConfig(f"{reason[:-1] if reason[-1] == '.' else reason}.")
 
@@ -320,7 +330,7 @@ def _check_log_directories(config: BrokerConfig) -> None:
         raise InvalidConfig("log.dir is empty: a broker needs a directory for its logs.")
 
 
-def _checked_names(config: BrokerConfig) -> list[str]:
+def _check_names(config: BrokerConfig) -> list[str]:
     """Return the names of the listeners, each of which is unique."""
     listeners = config.listeners
     if not listeners:
@@ -341,37 +351,37 @@ def _check_protocols(config: BrokerConfig, names: list[str]) -> None:
             )
 
 
-def _with_known_listeners(given: Mapping[str, str]) -> dict[str, str]:
+def _with_known_listeners(explicit: Mapping[str, str]) -> dict[str, str]:
     """Return the configs with each override under the name of its listener.
 
     A variable has `_` where the listener's name may have `-`. Raises `InvalidConfig` for an
     override of a listener that no config names.
     """
-    values = configs.broker_values(configs.Layers({}, {}, given))
-    config = BrokerConfig(given, values)
-    known = [listener.name for listener in config.listeners]
-    known += [name.upper() for name in values["controller.listener.names"] or ()]
-    known += [name.upper() for name in (values["inter.broker.listener.name"],) if name]
-    known += [*config.security_protocols, METRICS]
-    spellings = {name.lower(): name.lower() for name in known}
+    values = configs.resolve_broker_values(configs.ConfigLayers({}, {}, explicit))
+    config = BrokerConfig(explicit, values)
+    listener_names = [listener.name for listener in config.listeners]
+    listener_names += [name.upper() for name in values["controller.listener.names"] or ()]
+    listener_names += [name.upper() for name in (values["inter.broker.listener.name"],) if name]
+    listener_names += [*config.security_protocols, METRICS]
+    spellings = {name.lower(): name.lower() for name in listener_names}
     by_variable = {name.replace("-", "_"): name for name in spellings}
-    found = {}
-    for name, text in given.items():
-        override = listener_configs.split(name)
+    renamed = {}
+    for name, text in explicit.items():
+        override = listener_configs.split_name(name)
         if override is None:
-            found[name] = text
+            renamed[name] = text
             continue
         listener = spellings.get(override.listener) or by_variable.get(override.listener)
         if listener is None:
-            near = difflib.get_close_matches(override.listener, spellings, n=1)
+            near = _find_similar(override.listener, spellings)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise InvalidConfig(
                 f"{name} is for a listener {override.listener}, which neither listeners nor"
                 f" listener.security.protocol.map has.{hint}"
             )
-        rest = name.removeprefix(f"{listener_configs.PREFIX}{override.listener}")
-        found[f"{listener_configs.PREFIX}{listener}{rest}"] = text
-    return found
+        suffix = name.removeprefix(f"{listener_configs.PREFIX}{override.listener}")
+        renamed[f"{listener_configs.PREFIX}{listener}{suffix}"] = text
+    return renamed
 
 
 def _check_advertised(config: BrokerConfig, names: list[str]) -> None:
@@ -385,3 +395,10 @@ def _check_advertised(config: BrokerConfig, names: list[str]) -> None:
                 "advertised.listeners has an address that no client can connect to:"
                 f" {advertised.host or 'none'}. Name a host that clients reach."
             )
+
+
+def _find_similar(word: str, words: Iterable[str]) -> list[str]:
+    """Return the most similar word, for the error about a name that does not exist."""
+    import difflib  # Brokers without such mistakes do without it.
+
+    return difflib.get_close_matches(word, list(words), n=1)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from shoal.metadata import listener_configs
 from shoal.metadata.config_keys import ConfigEffect
-from shoal.metadata.configs import BROKER, GROUP, TOPIC, Table, without_effect
-from shoal.metadata.image import MetadataImage, ResourceType
+from shoal.metadata.configs import BROKER, GROUP, TOPIC, Table, find_without_effect
+from shoal.metadata.image import ConfigResourceType, MetadataImage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,32 +21,33 @@ if TYPE_CHECKING:
     from shoal.server.node import Node
 
 _TABLES: dict[int, tuple[str, Table]] = {
-    ResourceType.TOPIC: ("topic", TOPIC),
-    ResourceType.BROKER: ("broker", BROKER),
-    ResourceType.GROUP: ("group", GROUP),
+    ConfigResourceType.TOPIC: ("topic", TOPIC),
+    ConfigResourceType.BROKER: ("broker", BROKER),
+    ConfigResourceType.GROUP: ("group", GROUP),
 }
 
 
-def of_broker(image: MetadataImage) -> list[str]:
+def list_for_broker(image: MetadataImage) -> list[str]:
     """Return the names of this broker's configs that have no effect, whether its file, a flag or
     an alteration sets them."""
-    return _without_effect(BROKER, {name for layer in image.layers for name in layer})
+    return _find_ineffective(BROKER, {name for layer in image.layers for name in layer})
 
 
-def _without_effect(table: Table, given: Iterable[str]) -> list[str]:
-    """Return the names among `given` that have no effect, overrides of listeners included."""
-    names = list(given)
+def _find_ineffective(table: Table, config_names: Iterable[str]) -> list[str]:
+    """Return the names among `config_names` that have no effect, overrides of listeners
+    included."""
+    names = list(config_names)
     overrides = [
         name
         for name in names
-        if listener_configs.split(name) is not None
-        and (key := listener_configs.key_of(name)) is not None
+        if listener_configs.split_name(name) is not None
+        and (key := listener_configs.find_key(name)) is not None
         and key.effect is ConfigEffect.ACCEPTED
     ]
-    return sorted([*without_effect(table, names), *overrides])
+    return sorted([*find_without_effect(table, names), *overrides])
 
 
-def sentence(names: list[str]) -> str:
+def format_sentence(names: list[str]) -> str:
     """Return the line for the console."""
     return f"Set without effect: {', '.join(names)}. docs/configs.md lists what has an effect."
 
@@ -59,19 +60,22 @@ def log_alterations(
     The active controller reports on topics and groups. Each broker reports on its own configs.
     """
 
-    def image_changed(image: MetadataImage, delta: MetadataDelta) -> None:
+    def on_image_changed(image: MetadataImage, delta: MetadataDelta) -> None:
         for kind, name in delta.configs:
             if kind not in _TABLES:
                 continue
-            if kind == ResourceType.BROKER:
+            if kind == ConfigResourceType.BROKER:
                 is_reported = name in (str(node.id), "")
             else:
                 is_reported = is_active_controller()
             type_name, table = _TABLES[kind]
-            found = _without_effect(table, image.configs.get((kind, name), ()))
-            if is_reported and found:
+            ineffective = _find_ineffective(table, image.configs.get((kind, name), ()))
+            if is_reported and ineffective:
                 node.log.warning(
-                    "settings without effect", type=type_name, name=name or "all", settings=found
+                    "settings without effect",
+                    type=type_name,
+                    name=name or "all",
+                    settings=ineffective,
                 )
 
-    cache.subscribe(image_changed)
+    cache.subscribe(on_image_changed)

@@ -44,7 +44,7 @@ class ListenerSecurity(NamedTuple):
     values: Mapping[str, Any]
     overrides: Mapping[str, str]
 
-    def value(self, name: str, mechanism: str = "") -> Any:
+    def get_value(self, name: str, mechanism: str = "") -> Any:
         """Return the typed value of a config on this listener. Raises `ConfigError`.
 
         A `mechanism` (`SCRAM-SHA-512`) has its own value if one is set for it.
@@ -58,14 +58,14 @@ class ListenerSecurity(NamedTuple):
         return self.values[name]
 
 
-def override_target(
+def find_override_target(
     name: str, mechanisms: frozenset[str] = listener_configs.MECHANISMS
 ) -> str | None:
     """Return the config that a `listener.name.…` config overrides, or None if it is none.
 
     `mechanisms` are SASL mechanisms in lower case.
     """
-    override = listener_configs.split(name, mechanisms)
+    override = listener_configs.split_name(name, mechanisms)
     return None if override is None else override.target
 
 
@@ -76,8 +76,8 @@ def check_override(
     listener_configs.check(name, text, mechanisms)
 
 
-def with_layers(security: ListenerSecurity, layers: configs.Layers) -> ListenerSecurity:
+def with_layers(security: ListenerSecurity, layers: configs.ConfigLayers) -> ListenerSecurity:
     """Return a listener's security with the configs of these layers, which may have been altered
     since the start."""
     texts = {**layers.static, **layers.broker_default, **layers.broker}
-    return security._replace(values=configs.broker_values(layers), overrides=texts)
+    return security._replace(values=configs.resolve_broker_values(layers), overrides=texts)

@@ -11,19 +11,17 @@ import importlib
 import inspect
 import sys
 import weakref
-from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from shoal.protocol.hidden_modules import hide_modules
 
 ROOT = "root"
 #: The package whose modules are loggers.
 PACKAGE = "shoal.server"
 
 
-class Level(IntEnum):
+class LogLevel(IntEnum):
     """Kafka's log levels."""
 
     TRACE = 5
@@ -34,51 +32,51 @@ class Level(IntEnum):
     FATAL = 50
 
 
-class Observer(Protocol):
+class LevelObserver(Protocol):
     """A part that depends on levels."""
 
-    def levels_changed(self) -> None: ...
+    def on_levels_changed(self) -> None: ...
 
 
-class Levels:
+class LogLevels:
     """The level of each logger. One without a level of its own has that of the nearest package
     above it, and in the end that of the root logger."""
 
     def __init__(self) -> None:
-        self._own = {ROOT: Level.INFO}
-        self._effective: dict[str, Level] = {}
-        self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+        self._own = {ROOT: LogLevel.INFO}
+        self._effective: dict[str, LogLevel] = {}
+        self._observers: weakref.WeakSet[LevelObserver] = weakref.WeakSet()
 
-    def of(self, logger: str) -> Level:
+    def get_level(self, logger: str) -> LogLevel:
         """Return the level that is in effect for a logger."""
-        found = self._effective.get(logger)
-        if found is None:
+        level = self._effective.get(logger)
+        if level is None:
             name = logger
             while name and name not in self._own:
                 name = name.rpartition(".")[0]
-            found = self._effective[logger] = self._own[name or ROOT]
-        return found
+            level = self._effective[logger] = self._own[name or ROOT]
+        return level
 
-    def set(self, logger: str, level: Level) -> None:
+    def set(self, logger: str, level: LogLevel) -> None:
         self._own[logger] = level
-        self._changed()
+        self._notify()
 
     def unset(self, logger: str) -> None:
         """Remove the level of a logger, other than the root logger."""
         assert logger != ROOT
         self._own.pop(logger, None)
-        self._changed()
+        self._notify()
 
-    def subscribe(self, observer: Observer) -> None:
+    def subscribe(self, observer: LevelObserver) -> None:
         """Report each change to the observer as long as it exists."""
         self._observers.add(observer)
 
-    def _changed(self) -> None:
+    def _notify(self) -> None:
         self._effective = {}
         for observer in list(self._observers):
-            observer.levels_changed()
+            observer.on_levels_changed()
 
-    def loggers(self) -> list[str]:
+    def list_loggers(self) -> list[str]:
         """Return the root logger, and the loaded modules and packages of the broker."""
         loaded = [n for n in list(sys.modules) if n == PACKAGE or n.startswith(f"{PACKAGE}.")]
         return [ROOT, *sorted(loaded)]
@@ -86,41 +84,25 @@ class Levels:
 
 #: The levels as the command line has them.
 WORDS = {
-    "debug": Level.DEBUG,
-    "info": Level.INFO,
-    "warning": Level.WARN,
-    "error": Level.ERROR,
-    "critical": Level.FATAL,
+    "debug": LogLevel.DEBUG,
+    "info": LogLevel.INFO,
+    "warning": LogLevel.WARN,
+    "error": LogLevel.ERROR,
+    "critical": LogLevel.FATAL,
 }
 #: The levels of this process.
-LEVELS = Levels()
+LEVELS = LogLevels()
 
 
-@contextmanager
-def absent(*names: str) -> Iterator[None]:
-    """Let imports of these modules fail inside the context.
-
-    Some libraries import large optional ones that a broker never uses: structlog imports rich, and
-    kio imports hypothesis if it is installed. They cost 80 and 110 ms of start-up and 25 MB.
-    """
-    hidden = {name: sys.modules.get(name) for name in names if name not in sys.modules}
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-
-
-def structlog() -> Any:
+def import_structlog() -> Any:
     """Return the module, imported without rich."""
-    with absent("rich"):
+    with hide_modules("rich"):
         return importlib.import_module("structlog")
 
 
 def configure(*, json: bool, level: str = "info") -> None:
     """Log to standard error; `level` is that of the root logger, one of `WORDS`."""
-    module = structlog()
+    module = import_structlog()
     LEVELS.set(ROOT, WORDS[level])
     renderer = (
         module.processors.JSONRenderer()
@@ -137,39 +119,39 @@ def configure(*, json: bool, level: str = "info") -> None:
             *exceptions,
             renderer,
         ],
-        wrapper_class=_wrapper(module.BoundLoggerBase, named=json),
+        wrapper_class=_make_wrapper(module.BoundLoggerBase, has_name=json),
         logger_factory=module.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
 
 
-def _wrapper(base: Any, *, named: bool) -> Any:
-    """Return the class of loggers. With `named`, their lines have the name of the logger."""
+def _make_wrapper(base: Any, *, has_name: bool) -> Any:
+    """Return the class of loggers. With `has_name`, their lines have the name of the logger."""
 
-    def method(name: str, level: Level, **defaults: Any) -> Any:
+    def make_method(name: str, level: LogLevel, **defaults: Any) -> Any:
         def log(self: Any, event: str, **values: Any) -> None:
-            logger = _caller()
-            if level >= LEVELS.of(logger):
-                own = {"logger": logger} if named else {}
+            logger = _find_caller()
+            if level >= LEVELS.get_level(logger):
+                own = {"logger": logger} if has_name else {}
                 self._proxy_to_logger(name, event, **{**own, **defaults, **values})
 
         return log
 
     def is_enabled_for(_: Any, level: int) -> bool:
-        return bool(level >= LEVELS.of(_caller()))
+        return bool(level >= LEVELS.get_level(_find_caller()))
 
     methods = {
-        "debug": method("debug", Level.DEBUG),
-        "info": method("info", Level.INFO),
-        "warning": method("warning", Level.WARN),
-        "error": method("error", Level.ERROR),
-        "exception": method("error", Level.ERROR, exc_info=True),
+        "debug": make_method("debug", LogLevel.DEBUG),
+        "info": make_method("info", LogLevel.INFO),
+        "warning": make_method("warning", LogLevel.WARN),
+        "error": make_method("error", LogLevel.ERROR),
+        "exception": make_method("error", LogLevel.ERROR, exc_info=True),
         "is_enabled_for": is_enabled_for,
     }
     return type("Logger", (base,), methods)
 
 
-def _caller() -> str:
+def _find_caller() -> str:
     """Return the module that called the caller of this function."""
     frame = inspect.currentframe()
     assert frame is not None
@@ -180,4 +162,4 @@ def _caller() -> str:
 
 def get(**context: Any) -> Any:
     """A logger bound to `context`."""
-    return structlog().get_logger(**context)
+    return import_structlog().get_logger(**context)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from shoal.log.uuids import uuid_text
-from shoal.server.cluster_config import ClusterConfig, cluster_config
-from shoal.server.disk import Disk
+from shoal.log.uuids import format_uuid
+from shoal.server.cluster_config import ClusterConfig, make_cluster_config
+from shoal.server.disk import DiskExecutor
 from shoal.server.record_worker import RecordWorker
 from shoal.server.system import System
 from shoal.server.timers import Clock, Timers
@@ -31,14 +31,14 @@ class Node:
         """Raises `InvalidConfig`."""
         self.id = config.node_id
         self.config = config
-        self.cluster: ClusterConfig = cluster_config(config)
+        self.cluster: ClusterConfig = make_cluster_config(config)
         self.loop = loop
         self.system = System() if system is None else system
-        self.log: Any = self.system.logger(broker=self.id)
+        self.log: Any = self.system.make_logger(broker=self.id)
         self.clock = Clock(self.system.wall_ns, self.system.monotonic_ns)
         self.timers = Timers(loop, self.clock)
         self.random = Random(self.system.random_bytes(16))
-        self.disk = Disk(loop, self.log)
+        self.disk = DiskExecutor(loop, self.log)
         self.record_worker = RecordWorker(loop)
         #: Why the process must end, as a sentence with its remedy; not done while the node works.
         self.failed: asyncio.Future[str] = loop.create_future()
@@ -48,12 +48,12 @@ class Node:
         if not self.failed.done():
             self.failed.set_result(sentence)
 
-    def random_id(self) -> UUID:
+    def make_random_id(self) -> UUID:
         """Return a new id whose text does not start with a dash.
 
         Kafka excludes the dash too, because command line tools take it for an option.
         """
         while True:
-            found = self.system.uuid()
-            if not uuid_text(found).startswith("-"):
-                return found
+            random_id = self.system.make_uuid()
+            if not format_uuid(random_id).startswith("-"):
+                return random_id

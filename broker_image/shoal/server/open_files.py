@@ -22,19 +22,19 @@ _REMEDY = (
 )
 
 
-def count() -> int:
+def count_open_files() -> int:
     """Return the number of open descriptors."""
     return len(os.listdir("/proc/self/fd")) - 1  # without the one of the listing
 
 
-def limit() -> int:
+def get_limit() -> int:
     """Return the largest number of open descriptors."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def sentence() -> str | None:
+def describe_usage() -> str | None:
     """Return how many descriptors are open, if they are many; None if they are few."""
-    used, most = count(), limit()
+    used, most = count_open_files(), get_limit()
     if used < SAID_FROM * most:
         return None
     return f"{used} of at most {most} files are open. {_REMEDY}."
@@ -43,7 +43,7 @@ def sentence() -> str | None:
 def explain_shortage(segments: int) -> str:
     """Return why a broker with that number of segments cannot start, with the remedy."""
     return (
-        f"Too many open files: the limit is {limit()}, and the logs have {segments} segments."
+        f"Too many open files: the limit is {get_limit()}, and the logs have {segments} segments."
         f" {_REMEDY}; {2 * segments + 1000} leaves room to grow."
     )
 
@@ -57,7 +57,7 @@ class OpenFiles:
 
     def check(self) -> None:
         """Log when most descriptors are used, once until there is room again."""
-        used, most = count(), limit()
+        used, most = count_open_files(), get_limit()
         if (used >= WARNED_FROM * most) == self._has_warned:
             return
         self._has_warned = not self._has_warned

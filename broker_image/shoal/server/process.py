@@ -13,20 +13,21 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import uvloop
 
 from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
-from shoal.record import walker
+from shoal.record import batch_validation
 from shoal.server import ineffective_configs, open_files
 from shoal.server.broker import Broker
-from shoal.server.cluster.lifecycle import CannotJoin
+from shoal.server.cluster.lifecycle import JoinError
 from shoal.server.cluster.served_apis import ApiTables
 from shoal.server.cluster_config import Listeners
-from shoal.server.config import BrokerConfig, InvalidConfig, address
-from shoal.server.handlers import EARLY, HANDLERS, TABLES
+from shoal.server.config import BrokerConfig, InvalidConfig, format_address
+from shoal.server.handlers import HANDLERS, TABLES
 from shoal.server.network.listener import ListenError
 
 if TYPE_CHECKING:
@@ -41,25 +42,26 @@ MMAP_THRESHOLD_BYTES = 32 << 20
 TRIM_THRESHOLD_BYTES = 64 << 20
 
 
-class CannotStart(Exception):
+class StartError(Exception):
     """Why the broker does not start, or has ended, as a sentence with the remedy."""
 
 
 def run(config: BrokerConfig, *, started: float, say: Callable[[str], None]) -> None:
     """Run a broker until SIGTERM or SIGINT. `started` is `perf_counter` at the process' start.
 
-    Raises `CannotStart`.
+    Raises `StartError`.
     """
     _raise_file_limit()
     _keep_freed_memory()
+    _salt_hashes_of_ids()
 
-    def ready() -> str:
+    def on_ready() -> str:
         tune_collector()
         return f"Ready after {time.perf_counter() - started:.2f} s."
 
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(serve(lambda: compose(config, loop), ready=ready, say=say))
+        loop.run_until_complete(serve(lambda: compose(config, loop), ready=on_ready, say=say))
 
 
 def compose(
@@ -69,7 +71,7 @@ def compose(
 
     Raises `InvalidConfig`.
     """
-    return Broker(config, loop, ApiTables(HANDLERS, TABLES, EARLY), system)
+    return Broker(config, loop, ApiTables(HANDLERS, TABLES), system)
 
 
 async def serve(
@@ -77,7 +79,7 @@ async def serve(
 ) -> None:
     """Start the broker that `make` returns, and stop it at SIGTERM or SIGINT.
 
-    Calls `ready` once it serves, for a sentence about the start. Raises `CannotStart`.
+    Calls `ready` once it serves, for a sentence about the start. Raises `StartError`.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -86,21 +88,21 @@ async def serve(
     try:
         broker = make()
     except InvalidConfig as error:
-        raise CannotStart(str(error)) from None
+        raise StartError(str(error)) from None
     try:
-        await _started(broker, stop)
-    except (ListenError, DirectoryInUse, CorruptLog, ApiError, CannotJoin) as error:
+        await _start_broker(broker, stop)
+    except (ListenError, DirectoryInUse, CorruptLog, ApiError, JoinError) as error:
         await broker.stop()
-        raise CannotStart(str(error)) from None
+        raise StartError(str(error)) from None
     except OSError as error:
         await broker.stop()
-        raise CannotStart(_explain(error, broker)) from None
+        raise StartError(_explain(error, broker)) from None
     _announce(broker, ready(), say)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
     await broker.stop()
     if broker.failed.done():
-        raise CannotStart(broker.failed.result())
+        raise StartError(broker.failed.result())
     say("Stopped.")
     sys.stdout.flush()
 
@@ -126,31 +128,31 @@ def _announce(broker: Broker, took: str, say: Callable[[str], None]) -> None:
     """Say where the broker listens, where its data is, and what the operator should know."""
     config = broker.config
     for listener in broker.listeners:
-        where = address(listener.host, listener.port)
+        address_text = format_address(listener.host, listener.port)
         if broker.cluster.is_broker and broker.cluster.kinds[listener.name] is Listeners.CONTROLLER:
-            say(f"Controllers reach it at {where}.")
+            say(f"Controllers reach it at {address_text}.")
         else:
-            say(f"Shoal {__version__}, broker {config.node_id}, listens on {where}.")
+            say(f"Shoal {__version__}, broker {config.node_id}, listens on {address_text}.")
     say(f"Its data is in {Path(config.data_dir).resolve()}.")
     if broker.health is not None:
         say(f"Metrics are at {broker.health.url}.")
-    ineffective = ineffective_configs.of_broker(broker.image)
+    ineffective = ineffective_configs.list_for_broker(broker.image)
     if ineffective:
         broker.log.warning("settings without effect", type="broker", settings=ineffective)
-        say(ineffective_configs.sentence(ineffective))
-    if walker.native is None:
+        say(ineffective_configs.format_sentence(ineffective))
+    if batch_validation.native is None:
         remedy = f"with a C compiler, `{sys.executable} -m shoal.compile` makes them"
         say(f"Records are validated in Python, which is slower than compiled modules: {remedy}.")
-    open_now = open_files.sentence()
+    open_now = open_files.describe_usage()
     if open_now is not None:
         say(open_now)
     say(f"{took} Ctrl-C or SIGTERM stops it.")
 
 
-async def _started(broker: Broker, stop: asyncio.Event) -> None:
+async def _start_broker(broker: Broker, stop: asyncio.Event) -> None:
     """Start the broker. Raises what `Broker.start` raises.
 
-    Raises `CannotJoin` if the cluster refuses the node, or if a signal stops it before it serves.
+    Raises `JoinError` if the cluster refuses the node, or if a signal stops it before it serves.
     """
     starting = asyncio.ensure_future(broker.start())
     stopping = asyncio.ensure_future(stop.wait())
@@ -162,9 +164,9 @@ async def _started(broker: Broker, stop: asyncio.Event) -> None:
     if broker.failed.done():
         if not starting.cancelled():
             starting.exception()  # asyncio would log it; the failure explains more.
-        raise CannotJoin(broker.failed.result())
+        raise JoinError(broker.failed.result())
     if starting.cancelled():
-        raise CannotJoin("It was stopped before its cluster had admitted it.")
+        raise JoinError("It was stopped before its cluster had admitted it.")
     await starting
 
 
@@ -186,6 +188,15 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
         mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+
+
+def _salt_hashes_of_ids() -> None:
+    """Hash UUIDs as bytes, with Python's salt of this process.
+
+    By default, the hash of a UUID is a remainder of its integer. So a client can name 10,000 topics
+    by ids of one hash, and a table of these takes minutes.
+    """
+    UUID.__hash__ = lambda self: hash(self.int.to_bytes(16))  # type: ignore[method-assign]
 
 
 def tune_collector() -> None:

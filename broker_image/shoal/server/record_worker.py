@@ -24,18 +24,19 @@ class RecordWorker:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._is_closed = False
 
-    def run(self, call: Callable[[], None], then: Callable[[], None]) -> None:
-        """Run `call`, which must not raise, in the thread, and then `then` on the event loop."""
+    def run(self, call: Callable[[], None], callback: Callable[[], None]) -> None:
+        """Run `call`, which must not raise, in the thread, and then `callback` on the event
+        loop."""
         if self._is_closed:
             return
         work = self._loop.run_in_executor(self._executor, call)
 
-        def done(work: asyncio.Future[None]) -> None:
+        def on_done(work: asyncio.Future[None]) -> None:
             if not self._is_closed and not work.cancelled():
                 work.result()
-                then()
+                callback()
 
-        work.add_done_callback(done)
+        work.add_done_callback(on_done)
 
     def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run `call` in the thread, and return its result. A call that does not begin before

@@ -34,12 +34,13 @@ class System:
         #: The given number of bytes that nobody can predict.
         self.random_bytes: Callable[[int], bytes] = os.urandom
 
-    def uuid(self) -> UUID:
+    def make_uuid(self) -> UUID:
         """Return a new random id (RFC 9562, version 4)."""
         return UUID(bytes=self.random_bytes(16), version=4)
 
-    def listen(self, host: str, port: int, backlog: int) -> socket.socket:
-        """Return a non-blocking TCP socket that listens; an empty host means all addresses.
+    def bind(self, host: str, port: int) -> socket.socket:
+        """Return a non-blocking TCP socket that is bound; an empty host means all addresses. Until
+        a server listens on it, connections are refused.
 
         Raises `OSError`, and its subclass `socket.gaierror` for an unknown host name.
         """
@@ -51,15 +52,12 @@ class System:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            # SO_REUSEADDR lets two sockets bind one port until one of them listens. The backlog
-            # holds clients that connect before the server accepts.
-            sock.listen(backlog)
             sock.setblocking(False)
         except OSError:
             sock.close()
             raise
         return sock
 
-    def logger(self, **context: Any) -> Any:
+    def make_logger(self, **context: Any) -> Any:
         """Return a structured logger bound to `context`."""
         return logs.get(**context)

@@ -46,13 +46,13 @@ class Clock:
     def now_ms(self) -> int:
         now_ns = self._wall_ns()
         if now_ns < self._last_ns:
-            now_ns = self._behind()
+            now_ns = self._advance_behind()
         else:
             self._behind_at_ns = 0
         self._last_ns = now_ns
         return now_ns // 1_000_000
 
-    def _behind(self) -> int:
+    def _advance_behind(self) -> int:
         at_ns = self._monotonic_ns()
         passed_ns = at_ns - self._behind_at_ns if self._behind_at_ns else 0
         self._behind_at_ns = at_ns
@@ -79,7 +79,7 @@ class Timer:
     def cancel(self) -> None:
         if self.call is not None:
             self.call = None
-            self._timers.cancelled()
+            self._timers.on_cancelled()
 
 
 class Timers:
@@ -94,7 +94,7 @@ class Timers:
         self.turn = 0
         self._armed: asyncio.TimerHandle | None = None
 
-    def at(self, deadline_ms: int, call: Callable[[], None], *, leeway: float = 0.0) -> Timer:
+    def call_at(self, deadline_ms: int, call: Callable[[], None], *, leeway: float = 0.0) -> Timer:
         """Call once when the clock reaches `deadline_ms`, or at once if it has passed.
 
         The call may come early, with another timer, in the last part of the wait. `leeway` is the
@@ -108,7 +108,7 @@ class Timers:
             self._arm()
         return timer
 
-    def every(self, interval_ms: int | Callable[[], int], call: Callable[[], None]) -> None:
+    def call_every(self, interval_ms: int | Callable[[], int], call: Callable[[], None]) -> None:
         """Call repeatedly, `interval_ms` after the previous call has returned, until `stop`.
 
         `interval_ms` may be a function, for an interval that changes.
@@ -119,11 +119,11 @@ class Timers:
             try:
                 call()
             finally:
-                self.at(self._clock.now_ms() + max(1, interval()), run)
+                self.call_at(self._clock.now_ms() + max(1, interval()), run)
 
-        self.at(self._clock.now_ms() + max(1, interval()), run)
+        self.call_at(self._clock.now_ms() + max(1, interval()), run)
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """Note that a timer on the heap was cancelled."""
         self._cancelled += 1
         if self._cancelled > _CLEAN_FROM and self._cancelled * 2 > len(self._heap):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STEP = 500
 
 
-class Audit(NamedTuple):
+class ObjectAudit(NamedTuple):
     """The result for one partition."""
 
     #: Objects of segments, and their sizes in bytes together.
@@ -39,76 +39,80 @@ class Audit(NamedTuple):
     def orphans_bytes(self) -> int:
         return sum(info.size for info in self.orphans)
 
-    def due(self, now_ms: int, grace_ms: int) -> list[ObjectInfo]:
+    def find_due(self, now_ms: int, grace_ms: int) -> list[ObjectInfo]:
         """Return the orphans whose grace period is over."""
         return [info for info in self.orphans if now_ms - info.modified_ms >= grace_ms]
 
 
-def compare(infos: Iterable[ObjectInfo], remote: RemoteLog) -> Audit:
+def compare(infos: Iterable[ObjectInfo], remote: RemoteLog) -> ObjectAudit:
     """Compare the objects of a partition with its remote log. Objects that are not segments are
     ignored."""
-    work = steps(infos, remote)
+    work = compare_in_steps(infos, remote)
     while True:
         try:
             next(work)
         except StopIteration as end:
-            audit: Audit = end.value
+            audit: ObjectAudit = end.value
             return audit
 
 
-def steps(infos: Iterable[ObjectInfo], remote: RemoteLog) -> Generator[None, None, Audit]:
+def compare_in_steps(
+    infos: Iterable[ObjectInfo], remote: RemoteLog
+) -> Generator[None, None, ObjectAudit]:
     """Compare in steps of `STEP` objects or segments, and return what `compare` does. The segments
     are those at the beginning."""
-    finished, other = remote.finished(), remote.unfinished_ids()
-    known: set[bytes] = set()
-    for at in range(0, len(finished), STEP):
-        known.update(packed[:ID_SIZE] for packed in finished[at : at + STEP])
+    finished, unfinished_ids = remote.list_finished(), remote.get_unfinished_ids()
+    finished_ids: set[bytes] = set()
+    for start in range(0, len(finished), STEP):
+        finished_ids.update(packed[:ID_SIZE] for packed in finished[start : start + STEP])
         yield
     sizes: dict[UUID, int] = {}
     orphans: list[ObjectInfo] = []
     for number, info in enumerate(infos, 1):
-        segment_id = keys.segment_id_of(info.key)
+        segment_id = keys.parse_segment_id(info.key)
         if segment_id is not None:
             sizes[segment_id] = info.size
-            if segment_id.bytes not in known and segment_id not in other:
+            if segment_id.bytes not in finished_ids and segment_id not in unfinished_ids:
                 orphans.append(info)
         if number % STEP == 0:
             yield
     missing: list[RemoteSegment] = []
-    for at in range(0, len(finished), STEP):
-        segments = map(unpack, finished[at : at + STEP])
+    for start in range(0, len(finished), STEP):
+        segments = map(unpack, finished[start : start + STEP])
         missing += [s for s in segments if sizes.get(s.segment_id) != s.object_size]
         yield
     orphans.sort(key=lambda info: (info.modified_ms, info.key))
-    return Audit(len(sizes), sum(sizes.values()), tuple(orphans), tuple(missing))
+    return ObjectAudit(len(sizes), sum(sizes.values()), tuple(orphans), tuple(missing))
 
 
-def unnamed(infos: Iterable[ObjectInfo], remote: RemoteLog) -> list[ObjectInfo]:
+def find_unnamed(infos: Iterable[ObjectInfo], remote: RemoteLog) -> list[ObjectInfo]:
     """Return the objects that no metadata names now."""
-    finished, other = remote.packed_ids(), remote.unfinished_ids()
+    finished, unfinished_ids = remote.get_packed_ids(), remote.get_unfinished_ids()
     out = []
     for info in infos:
-        segment_id = keys.segment_id_of(info.key)
-        if segment_id is None or (segment_id.bytes not in finished and segment_id not in other):
+        segment_id = keys.parse_segment_id(info.key)
+        if segment_id is None or (
+            segment_id.bytes not in finished and segment_id not in unfinished_ids
+        ):
             out.append(info)
     return out
 
 
-def described(info: ObjectInfo, footer: Footer, footer_size: int) -> RemoteSegment | None:
+def build_segment(info: ObjectInfo, footer: Footer, footer_size: int) -> RemoteSegment | None:
     """Return the segment that an object describes, None if its name is that of another one."""
-    found = footer.description
-    if keys.segment_id_of(info.key) != found.segment_id:
+    description = footer.description
+    if keys.parse_segment_id(info.key) != description.segment_id:
         return None
     transactions = footer.sections.get(Section.TRANSACTION_INDEX)
     return RemoteSegment(
-        found.segment_id,
-        found.base_offset,
-        found.end_offset,
-        found.max_timestamp,
-        found.log_size,
+        description.segment_id,
+        description.base_offset,
+        description.end_offset,
+        description.max_timestamp,
+        description.log_size,
         info.size,
         footer_size,
-        found.broker_id,
+        description.broker_id,
         transactions is None or not transactions.size,
-        found.leader_epochs,
+        description.leader_epochs,
     )

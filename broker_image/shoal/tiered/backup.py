@@ -15,10 +15,9 @@ import struct
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from crc32c import crc32c
-
-from shoal.record.batch import CorruptBatch, headers
+from shoal.record.batch import CorruptBatch, iter_headers
 from shoal.record.control import ControlType, read_marker
+from shoal.record.crc import crc32c
 from shoal.record.records import build_batch, read_records
 from shoal.tiered.sealing import SECTION, Envelope, open_envelope, unseal
 from shoal.tiered.segment_object import DamagedObject
@@ -54,7 +53,7 @@ class Backup(NamedTuple):
         """Whether the body is encrypted, so that nobody without a key of the ring wrote it."""
         return self.fields.get("sealed") is not None
 
-    def records(self, ring: KeyRing, key: str) -> bytes:
+    def open_records(self, ring: KeyRing, key: str) -> bytes:
         """Return the record batches of the object with a key, whose body may be sealed. Raises
         `DamagedObject`, `KeyUnavailable`."""
         sealed = self.fields.get("sealed")
@@ -66,7 +65,7 @@ class Backup(NamedTuple):
             codec, size = sealed["codec"], sealed["size"]
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedObject(f"the header of {key} is invalid: {error!r}") from None
-        cipher = open_envelope(ring, envelope, owner(key))
+        cipher = open_envelope(ring, envelope, format_owner(key))
         try:
             opened = unseal(
                 self.body, kind=SECTION, number=_BODY, codec=codec, size=size, cipher=cipher
@@ -76,26 +75,26 @@ class Backup(NamedTuple):
         return bytes(opened)
 
 
-def folder(cluster_id: str) -> str:
+def format_folder(cluster_id: str) -> str:
     """Return the prefix of a cluster's objects of this kind, without a slash at its end."""
     return f"{cluster_id}/backup"
 
 
-def lease_key(cluster_id: str) -> str:
-    return f"{folder(cluster_id)}/lease"
+def format_lease_key(cluster_id: str) -> str:
+    return f"{format_folder(cluster_id)}/lease"
 
 
-def incarnation_key(cluster_id: str) -> str:
-    return f"{folder(cluster_id)}/incarnation"
+def format_incarnation_key(cluster_id: str) -> str:
+    return f"{format_folder(cluster_id)}/incarnation"
 
 
-def metadata_key(cluster_id: str) -> str:
-    return f"{folder(cluster_id)}/metadata"
+def format_metadata_key(cluster_id: str) -> str:
+    return f"{format_folder(cluster_id)}/metadata"
 
 
-def state_key(cluster_id: str, topic: str, partition: int) -> str:
+def format_state_key(cluster_id: str, topic: str, partition: int) -> str:
     """Return the key of the state of one partition of an internal topic."""
-    return f"{folder(cluster_id)}/{topic}/{partition}"
+    return f"{format_folder(cluster_id)}/{topic}/{partition}"
 
 
 def encode_incarnation(incarnation: str) -> bytes:
@@ -109,17 +108,17 @@ def decode_incarnation(data: Buffer) -> str:
     return str(decode(data).fields["incarnation"])
 
 
-def owner(key: str) -> bytes:
+def format_owner(key: str) -> bytes:
     """Return what the envelope of the object with a key belongs to."""
     return f"the backup {key}".encode()
 
 
 def encode(fields: Mapping[str, Any], body: bytes, sealer: Sealer | None = None) -> bytes:
-    """Return the contents of an object. A sealer has the envelope of its `owner`."""
-    version, kept = _CLEAR, dict(fields)
+    """Return the contents of an object. A sealer has the envelope of its `format_owner`."""
+    version, header_fields = _CLEAR, dict(fields)
     if sealer is not None and sealer.envelope is not None:
-        version, envelope, part = _SEALED, sealer.envelope, sealer.section(_BODY, body)
-        kept["sealed"] = {
+        version, envelope, part = _SEALED, sealer.envelope, sealer.seal_section(_BODY, body)
+        header_fields["sealed"] = {
             "key_id": envelope.key_id,
             "key_nonce": base64.b64encode(envelope.nonce).decode(),
             "data_key": base64.b64encode(envelope.data_key).decode(),
@@ -127,7 +126,7 @@ def encode(fields: Mapping[str, Any], body: bytes, sealer: Sealer | None = None)
             "size": len(body),
         }
         body = bytes(part.data)
-    header = json.dumps(kept, sort_keys=True).encode()
+    header = json.dumps(header_fields, sort_keys=True).encode()
     out = bytearray(_HEAD.pack(0, version, MAGIC, len(header)))
     out += header
     out += body
@@ -152,17 +151,17 @@ def decode(data: Buffer) -> Backup:
     return Backup(json.loads(bytes(data[_HEAD.size : at])), bytes(data[at:]))
 
 
-def batches(pairs: Iterable[Pair]) -> Iterator[bytes]:
+def build_batches(pairs: Iterable[Pair]) -> Iterator[bytes]:
     """Yield (key, value) records as batches, in their order."""
-    left = iter(pairs)
-    while some := list(islice(left, _BATCH_RECORDS)):
-        yield bytes(build_batch([(0, key, value, ()) for key, value in some]))
+    remaining = iter(pairs)
+    while chunk := list(islice(remaining, _BATCH_RECORDS)):
+        yield bytes(build_batch([(0, key, value, ()) for key, value in chunk]))
 
 
-def pairs_of(body: Buffer) -> Iterator[Pair]:
+def read_pairs(body: Buffer) -> Iterator[Pair]:
     """Yield the (key, value) records of batches. Raises `DamagedObject`."""
     try:
-        for at, header in headers(body):
+        for at, header in iter_headers(body):
             if not header.is_control:
                 for record in read_records(body, at):
                     yield record.key, record.value
@@ -170,7 +169,7 @@ def pairs_of(body: Buffer) -> Iterator[Pair]:
         raise DamagedObject(f"the backup has damaged records: {error}") from None
 
 
-class LiveRecords:
+class CompactedView:
     """The last record of each key in one partition of an internal topic, replayed from its log.
 
     With `updates`, keys of two types differ in their first two bytes: a record whose key begins
@@ -186,18 +185,18 @@ class LiveRecords:
 
     def replay(self, data: Buffer) -> None:
         """Apply whole batches. Raises `CorruptBatch`."""
-        for at, header in headers(data):
+        for at, header in iter_headers(data):
             if header.is_control:
                 marker = read_marker(data, at)
                 ended = self.open.pop(header.producer_id, [])
                 if marker is not None and marker.control_type is ControlType.COMMIT:
                     self.put(ended)
                 continue
-            found: list[Pair] = [(record.key, record.value) for record in read_records(data, at)]
+            pairs: list[Pair] = [(record.key, record.value) for record in read_records(data, at)]
             if header.is_transactional:
-                self.open.setdefault(header.producer_id, []).extend(found)
+                self.open.setdefault(header.producer_id, []).extend(pairs)
             else:
-                self.put(found)
+                self.put(pairs)
 
     def put(self, pairs: Iterable[Pair]) -> None:
         """Apply committed records."""

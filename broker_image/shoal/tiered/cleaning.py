@@ -17,33 +17,35 @@ if TYPE_CHECKING:
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
 
 
-class Served(NamedTuple):
+class ServedSegments(NamedTuple):
     """The finished segments from an offset on: those that serve it and the following ones, in
     order, and those in the same range that serve none."""
 
     chain: list[RemoteSegment]
     unused: list[RemoteSegment]
 
-    def dirty_ratio(self, cleaned_to: int) -> float:
+    def compute_dirty_ratio(self, cleaned_to: int) -> float:
         """Return the part of the bytes that lies in segments from `cleaned_to` on."""
         total = sum(segment.log_size for segment in self.chain)
         dirty = sum(s.log_size for s in self.chain if s.end_offset >= cleaned_to)
         return dirty / total if total else 0.0
 
 
-def served(remote: RemoteLog, start: int, epoch_of: Callable[[int], int]) -> Served:
+def find_served_segments(
+    remote: RemoteLog, start: int, epoch_of: Callable[[int], int]
+) -> ServedSegments:
     """Return the segments that serve reads from `start` on. `epoch_of` is that of the log."""
     chain: list[RemoteSegment] = []
-    at = start
-    while (found := remote.find(at, epoch_of(at))) is not None:
-        chain.append(found)
-        at = found.end_offset + 1
+    offset = start
+    while (next_segment := remote.find(offset, epoch_of(offset))) is not None:
+        chain.append(next_segment)
+        offset = next_segment.end_offset + 1
     used = {segment.segment_id for segment in chain}
-    unused = [s for s in remote if start <= s.end_offset < at and s.segment_id not in used]
-    return Served(chain, unused)
+    unused = [s for s in remote if start <= s.end_offset < offset and s.segment_id not in used]
+    return ServedSegments(chain, unused)
 
 
-def groups(
+def group_segments(
     chain: Sequence[RemoteSegment], end: int, segment_bytes: int
 ) -> list[list[RemoteSegment]]:
     """Return the segments that begin below `end`, in groups that each fit into one segment."""

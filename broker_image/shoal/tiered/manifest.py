@@ -13,12 +13,11 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
-from shoal.protocol.schema import Column, Message
-from shoal.tiered.remote_log import pieces, unpack_all
+from shoal.protocol.schema import FieldSpec, MessageSpec
+from shoal.record.crc import crc32c
+from shoal.tiered.remote_log import split_packed, unpack_all
 from shoal.tiered.segment_object import DamagedObject
 
 if TYPE_CHECKING:
@@ -62,31 +61,31 @@ class Manifest(NamedTuple):
         return tuple(unpack_all(self.packed))
 
 
-_LAYOUT = Message(
+_LAYOUT = MessageSpec(
     "Manifest",
     "0",
     (
-        Column("cluster_id", "string"),
-        Column("topic", "string"),
-        Column("topic_id", "uuid"),
-        Column("partition", "int32"),
-        Column("leader_epoch", "int32"),
-        Column("broker_id", "int32"),
-        Column("write_id", "uuid"),
-        Column("revision", "int64"),
-        Column("written_ms", "int64"),
-        Column("log_start_offset", "int64"),
-        Column("packed", "bytes"),
-        Column("cleaned_to", "int64", tagged="0+", tag=0),
+        FieldSpec("cluster_id", "string"),
+        FieldSpec("topic", "string"),
+        FieldSpec("topic_id", "uuid"),
+        FieldSpec("partition", "int32"),
+        FieldSpec("leader_epoch", "int32"),
+        FieldSpec("broker_id", "int32"),
+        FieldSpec("write_id", "uuid"),
+        FieldSpec("revision", "int64"),
+        FieldSpec("written_ms", "int64"),
+        FieldSpec("log_start_offset", "int64"),
+        FieldSpec("packed", "bytes"),
+        FieldSpec("cleaned_to", "int64", tagged="0+", tag=0),
     ),
     flexible="0+",
-).at(0)
+).get_struct(0)
 
 
 def encode(manifest: Manifest) -> bytes:
     """Return the contents of the manifest's object."""
     body = bytearray(_HEAD.pack(0, VERSION, MAGIC))
-    compiler.writer(_LAYOUT)(body, manifest._asdict())
+    compiler.get_writer(_LAYOUT)(body, manifest._asdict())
     body[:_CRC_END] = crc32c(memoryview(body)[_CRC_END:]).to_bytes(_CRC_END, "big")
     return bytes(body)
 
@@ -105,11 +104,11 @@ def decode(data: Buffer) -> Manifest:
     if crc32c(memoryview(data)[_CRC_END:]) != crc:
         raise DamagedObject("the manifest has a wrong checksum")
     try:
-        fields, _ = compiler.reader(_LAYOUT)(memoryview(data), _HEAD.size)
+        fields, _ = compiler.get_reader(_LAYOUT)(memoryview(data), _HEAD.size)
         values = {name: fields[name] for name in Manifest._fields}
-        found = Manifest(**values | {"packed": bytes(fields["packed"])})
-        for _ in pieces(found.packed):
+        manifest = Manifest(**values | {"packed": bytes(fields["packed"])})
+        for _ in split_packed(manifest.packed):
             pass
     except (WireError, ValueError, TypeError) as error:
         raise DamagedObject(f"the manifest is invalid: {error}") from None
-    return found
+    return manifest

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
-from shoal.protocol.schema import Column, Message, versions
+from shoal.protocol.schema import FieldSpec, MessageSpec, parse_versions
 
 #: The topic's name in Kafka.
 TOPIC = "__remote_log_metadata"
@@ -26,7 +26,7 @@ KEY_SIZE = _KEY.size
 _ADDED, _UPDATED = 0, 1
 
 
-class SegmentState(IntEnum):
+class RemoteLogSegmentState(IntEnum):
     """The state of a remote segment, by Kafka's numbers."""
 
     COPY_SEGMENT_STARTED = 0
@@ -35,7 +35,7 @@ class SegmentState(IntEnum):
     DELETE_SEGMENT_FINISHED = 3
 
 
-_STARTED, _FINISHED, _DELETING, _DELETED = SegmentState
+_STARTED, _FINISHED, _DELETING, _DELETED = RemoteLogSegmentState
 #: The legal moves. A state may be written again, except the last.
 MOVES = {
     _STARTED: (_STARTED, _FINISHED, _DELETING),
@@ -45,7 +45,7 @@ MOVES = {
 }
 
 
-class SegmentId(NamedTuple):
+class RemoteLogSegmentId(NamedTuple):
     """A segment of a partition. Each attempt to copy it has another `segment_id`."""
 
     topic: str
@@ -54,10 +54,10 @@ class SegmentId(NamedTuple):
     segment_id: UUID
 
 
-class SegmentAdded(NamedTuple):
+class RemoteLogSegmentMetadata(NamedTuple):
     """RemoteLogSegmentMetadataRecord: a copy begins. Offsets are inclusive, times in epoch ms."""
 
-    id: SegmentId
+    id: RemoteLogSegmentId
     base_offset: int
     end_offset: int
     broker_id: int
@@ -65,72 +65,72 @@ class SegmentAdded(NamedTuple):
     event_timestamp: int
     leader_epochs: tuple[tuple[int, int], ...]
     log_size: int
-    state: SegmentState
+    state: RemoteLogSegmentState
     txn_index_empty: bool
 
 
-class SegmentUpdated(NamedTuple):
+class RemoteLogSegmentUpdate(NamedTuple):
     """RemoteLogSegmentMetadataUpdateRecord: the segment has another state."""
 
-    id: SegmentId
+    id: RemoteLogSegmentId
     broker_id: int
     event_timestamp: int
     custom: bytes | None
-    state: SegmentState
+    state: RemoteLogSegmentState
 
 
-_PARTITION = Column(
+_PARTITION = FieldSpec(
     "topic_id_partition",
-    (Column("name", "string"), Column("id", "uuid"), Column("partition", "int32")),
+    (FieldSpec("name", "string"), FieldSpec("id", "uuid"), FieldSpec("partition", "int32")),
     struct=True,
 )
-_ID = Column("segment", (_PARTITION, Column("id", "uuid")), struct=True)
+_ID = FieldSpec("segment", (_PARTITION, FieldSpec("id", "uuid")), struct=True)
 _LAYOUTS = {
-    _ADDED: Message(
+    _ADDED: MessageSpec(
         "RemoteLogSegmentMetadataRecord",
         "0",
         (
             _ID,
-            Column("base_offset", "int64"),
-            Column("end_offset", "int64"),
-            Column("broker_id", "int32"),
-            Column("max_timestamp", "int64"),
-            Column("event_timestamp", "int64"),
-            Column("leader_epochs", (Column("epoch", "int32"), Column("offset", "int64"))),
-            Column("log_size", "int32"),
-            Column("custom", "bytes", nullable="0+"),
-            Column("state", "int8"),
-            Column("txn_index_empty", "bool", tagged="0+", tag=0),
+            FieldSpec("base_offset", "int64"),
+            FieldSpec("end_offset", "int64"),
+            FieldSpec("broker_id", "int32"),
+            FieldSpec("max_timestamp", "int64"),
+            FieldSpec("event_timestamp", "int64"),
+            FieldSpec("leader_epochs", (FieldSpec("epoch", "int32"), FieldSpec("offset", "int64"))),
+            FieldSpec("log_size", "int32"),
+            FieldSpec("custom", "bytes", nullable="0+"),
+            FieldSpec("state", "int8"),
+            FieldSpec("txn_index_empty", "bool", tagged="0+", tag=0),
         ),
         flexible="0+",
     ),
-    _UPDATED: Message(
+    _UPDATED: MessageSpec(
         "RemoteLogSegmentMetadataUpdateRecord",
         "0",
         (
             _ID,
-            Column("broker_id", "int32"),
-            Column("event_timestamp", "int64"),
-            Column("custom", "bytes", nullable="0+"),
-            Column("state", "int8"),
+            FieldSpec("broker_id", "int32"),
+            FieldSpec("event_timestamp", "int64"),
+            FieldSpec("custom", "bytes", nullable="0+"),
+            FieldSpec("state", "int8"),
         ),
         flexible="0+",
     ),
 }
 
 
-def key_of(record: SegmentAdded | SegmentUpdated) -> bytes:
+def encode_key(record: RemoteLogSegmentMetadata | RemoteLogSegmentUpdate) -> bytes:
     """Return the record's key in the topic."""
-    kind = _ADDED if isinstance(record, SegmentAdded) else _UPDATED
-    return _key(record.id, kind)
+    kind = _ADDED if isinstance(record, RemoteLogSegmentMetadata) else _UPDATED
+    return _pack_key(record.id, kind)
 
 
-def tombstones(segment: SegmentId) -> list[tuple[bytes, None]]:
+def build_tombstones(segment: RemoteLogSegmentId) -> list[tuple[bytes, None]]:
     """Return the (key, value) pairs that remove a segment from the compacted topic."""
-    return [(_key(segment, kind), None) for kind in (_ADDED, _UPDATED)]
+    return [(_pack_key(segment, kind), None) for kind in (_ADDED, _UPDATED)]
 
 
-def segment_of(key: bytes) -> tuple[UUID, int, UUID] | None:
+def parse_key(key: bytes) -> tuple[UUID, int, UUID] | None:
     """Return topic id, partition and segment id of a record's key; None for a foreign key."""
     if len(key) != _KEY.size:
         return None
@@ -138,20 +138,26 @@ def segment_of(key: bytes) -> tuple[UUID, int, UUID] | None:
     return UUID(bytes=topic_id), partition, UUID(bytes=segment_id)
 
 
-def _key(segment: SegmentId, kind: int) -> bytes:
+def _pack_key(segment: RemoteLogSegmentId, kind: int) -> bytes:
     return _KEY.pack(segment.topic_id.bytes, segment.partition, segment.segment_id.bytes, kind)
 
 
-def encode(record: SegmentAdded | SegmentUpdated) -> bytes:
+def encode(record: RemoteLogSegmentMetadata | RemoteLogSegmentUpdate) -> bytes:
     """Return the record's value in the topic."""
-    kind = _ADDED if isinstance(record, SegmentAdded) else _UPDATED
+    kind = _ADDED if isinstance(record, RemoteLogSegmentMetadata) else _UPDATED
     fields: dict[str, Any] = record._asdict()
-    where = {"name": record.id.topic, "id": record.id.topic_id, "partition": record.id.partition}
-    fields["segment"] = {"topic_id_partition": where, "id": record.id.segment_id}
-    if isinstance(record, SegmentAdded):
-        fields["leader_epochs"] = [{"epoch": e, "offset": at} for e, at in record.leader_epochs]
+    partition_fields = {
+        "name": record.id.topic,
+        "id": record.id.topic_id,
+        "partition": record.id.partition,
+    }
+    fields["segment"] = {"topic_id_partition": partition_fields, "id": record.id.segment_id}
+    if isinstance(record, RemoteLogSegmentMetadata):
+        fields["leader_epochs"] = [
+            {"epoch": e, "offset": offset} for e, offset in record.leader_epochs
+        ]
     out = bytearray((FRAME_VERSION, kind, 0))
-    compiler.writer(_LAYOUTS[kind].at(0))(out, fields)
+    compiler.get_writer(_LAYOUTS[kind].get_struct(0))(out, fields)
     return bytes(out)
 
 
@@ -168,11 +174,11 @@ _USUAL_SIZE = struct.Struct(">iBb")
 _USUAL_UPDATED = struct.Struct(">iqB")
 _USUAL_END = struct.Struct(">bB")
 _NO_INDEX = {b"\0": False, b"\x01\0\x01\0": False, b"\x01\0\x01\x01": True}
-_STATES = dict(enumerate(SegmentState))
-_topic_id = lru_cache(1024)(lambda data: UUID(bytes=data))
+_STATES = dict(enumerate(RemoteLogSegmentState))
+_parse_topic_id = lru_cache(1024)(lambda data: UUID(bytes=data))
 
 
-def decode_usual(value: bytes) -> SegmentAdded | SegmentUpdated | None:
+def decode_usual(value: bytes) -> RemoteLogSegmentMetadata | RemoteLogSegmentUpdate | None:
     """Parse a value as brokers write it, in two fifths of the time of `decode_by_layout`: a broker
     that starts reads two for each remote segment. Return None for any other value."""
     try:
@@ -183,26 +189,32 @@ def decode_usual(value: bytes) -> SegmentAdded | SegmentUpdated | None:
         if no_tags or none_either:
             return None
         topic = value[4:at].decode()
-        segment = SegmentId(topic, _topic_id(topic_id), partition, UUID(bytes=segment_id))
-        read = _usual_updated if value[1] == _UPDATED else _usual_added
+        segment = RemoteLogSegmentId(
+            topic, _parse_topic_id(topic_id), partition, UUID(bytes=segment_id)
+        )
+        read = _decode_usual_update if value[1] == _UPDATED else _decode_usual_added
         return read(value, at + _USUAL_ID.size, segment) if value[1] <= _UPDATED else None
     except (IndexError, KeyError, UnicodeDecodeError, struct.error):
         return None
 
 
-def _usual_updated(value: bytes, at: int, segment: SegmentId) -> SegmentUpdated | None:
+def _decode_usual_update(
+    value: bytes, at: int, segment: RemoteLogSegmentId
+) -> RemoteLogSegmentUpdate | None:
     broker_id, timestamp, size = _USUAL_UPDATED.unpack_from(value, at)
     at += _USUAL_UPDATED.size
     end = at + max(0, size - 1)
     state, tags = _USUAL_END.unpack_from(value, end)
     if size > 0x7F or tags or len(value) != end + _USUAL_END.size:
         return None
-    return SegmentUpdated(
+    return RemoteLogSegmentUpdate(
         segment, broker_id, timestamp, value[at:end] if size else None, _STATES[state]
     )
 
 
-def _usual_added(value: bytes, at: int, segment: SegmentId) -> SegmentAdded | None:
+def _decode_usual_added(
+    value: bytes, at: int, segment: RemoteLogSegmentId
+) -> RemoteLogSegmentMetadata | None:
     base, last, broker_id, max_timestamp, timestamp, count = _USUAL_ADDED.unpack_from(value, at)
     at += _USUAL_ADDED.size
     end = at + (count - 1) * _USUAL_EPOCH.size
@@ -212,7 +224,7 @@ def _usual_added(value: bytes, at: int, segment: SegmentId) -> SegmentAdded | No
     log_size, custom, state = _USUAL_SIZE.unpack_from(value, end)
     if custom > 1 or any(tags for _, _, tags in epochs):
         return None
-    return SegmentAdded(
+    return RemoteLogSegmentMetadata(
         segment,
         base,
         last,
@@ -226,13 +238,13 @@ def _usual_added(value: bytes, at: int, segment: SegmentId) -> SegmentAdded | No
     )
 
 
-def decode(value: bytes) -> SegmentAdded | SegmentUpdated | None:
+def decode(value: bytes) -> RemoteLogSegmentMetadata | RemoteLogSegmentUpdate | None:
     """Parse a value of the topic. Return None for a record of another type or version, which other
     releases write. Raises `WireError` for invalid bytes."""
     return decode_usual(value) or decode_by_layout(value)
 
 
-def decode_by_layout(value: bytes) -> SegmentAdded | SegmentUpdated | None:
+def decode_by_layout(value: bytes) -> RemoteLogSegmentMetadata | RemoteLogSegmentUpdate | None:
     """Parse any value, as `decode`."""
     buf = memoryview(value)
     try:
@@ -242,29 +254,31 @@ def decode_by_layout(value: bytes) -> SegmentAdded | SegmentUpdated | None:
     except IndexError:
         raise WireError(f"a remote log metadata record of {len(value)} bytes") from None
     message = _LAYOUTS.get(kind)
-    if frame != FRAME_VERSION or message is None or version not in versions(message.versions):
+    if frame != FRAME_VERSION or message is None or version not in parse_versions(message.versions):
         return None
-    fields, _ = compiler.reader(message.at(version))(buf, at)
+    fields, _ = compiler.get_reader(message.get_struct(version))(buf, at)
     try:
-        return _record(kind, fields)
+        return _build_record(kind, fields)
     except ValueError as error:
         raise WireError(f"an invalid remote log metadata record: {error}") from None
 
 
-def _record(kind: int, fields: dict[str, Any]) -> SegmentAdded | SegmentUpdated:
-    where, no_id = fields["segment"]["topic_id_partition"], UUID(int=0)
-    segment = SegmentId(
-        where["name"],
-        where["id"] or no_id,
-        where["partition"],
+def _build_record(
+    kind: int, fields: dict[str, Any]
+) -> RemoteLogSegmentMetadata | RemoteLogSegmentUpdate:
+    partition_fields, no_id = fields["segment"]["topic_id_partition"], UUID(int=0)
+    segment = RemoteLogSegmentId(
+        partition_fields["name"],
+        partition_fields["id"] or no_id,
+        partition_fields["partition"],
         fields["segment"]["id"] or no_id,
     )
-    state = SegmentState(fields["state"])
+    state = RemoteLogSegmentState(fields["state"])
     if kind == _UPDATED:
-        return SegmentUpdated(
+        return RemoteLogSegmentUpdate(
             segment, fields["broker_id"], fields["event_timestamp"], fields["custom"], state
         )
-    return SegmentAdded(
+    return RemoteLogSegmentMetadata(
         segment,
         fields["base_offset"],
         fields["end_offset"],

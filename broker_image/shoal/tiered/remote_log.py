@@ -20,7 +20,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from shoal.tiered.metadata_records import MOVES, SegmentAdded, SegmentState, SegmentUpdated
+from shoal.tiered.metadata_records import (
+    MOVES,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemoteLogSegmentUpdate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,13 +72,13 @@ class RemoteSegment(NamedTuple):
     leader_epochs: tuple[tuple[int, int], ...]
     encryption: Encryption = Encryption.UNKNOWN
 
-    def epoch_at(self, offset: int) -> int:
+    def find_epoch(self, offset: int) -> int:
         """Return the leader epoch in which an offset of this segment was written, or -1."""
-        at = bisect_right(self.leader_epochs, offset, key=lambda entry: entry[1]) - 1
-        return self.leader_epochs[at][0] if at >= 0 else -1
+        index = bisect_right(self.leader_epochs, offset, key=lambda entry: entry[1]) - 1
+        return self.leader_epochs[index][0] if index >= 0 else -1
 
 
-def custom_metadata(
+def encode_custom_metadata(
     object_size: int, footer_size: int, encryption: Encryption = Encryption.UNKNOWN
 ) -> bytes:
     """Return what a finished copy adds to the metadata of its segment. Earlier releases leave the
@@ -82,7 +87,7 @@ def custom_metadata(
     return sizes if encryption is Encryption.UNKNOWN else sizes + bytes((encryption,))
 
 
-def _encryption_at(end: int, data: bytes) -> Encryption:
+def _read_encryption(end: int, data: bytes) -> Encryption:
     """Return what the byte at a position says, if there is one that this release knows."""
     number = data[end] if end < len(data) else 0
     return _ENCRYPTIONS.get(number, Encryption.UNKNOWN)
@@ -107,7 +112,7 @@ class RemoteLog:
         #: The largest end offset up to each finished segment.
         self._ends_max: list[int] = []
         #: Segments that are being copied or deleted.
-        self._other: dict[UUID, tuple[SegmentState, RemoteSegment]] = {}
+        self._other: dict[UUID, tuple[RemoteLogSegmentState, RemoteSegment]] = {}
         #: Bytes of the logs of finished segments.
         self.size_bytes = 0
         #: The ids of the finished segments by exclusive or, which are random.
@@ -122,36 +127,38 @@ class RemoteLog:
         """Iterate over the finished segments in order of their base offsets."""
         return map(unpack, self._finished)
 
-    def finished(self) -> tuple[bytes, ...]:
+    def list_finished(self) -> tuple[bytes, ...]:
         """Return the finished segments of this moment, each as `unpack` reads it, in order of their
         offsets."""
         return tuple(self._finished)
 
-    def unfinished_ids(self) -> frozenset[UUID]:
+    def get_unfinished_ids(self) -> frozenset[UUID]:
         """Return the ids of the segments that are being copied or deleted."""
         return frozenset(self._other)
 
-    def packed(self) -> bytes:
+    def pack_finished(self) -> bytes:
         """Return the finished segments, packed one behind the other as in a manifest."""
         return b"".join([packed[:-1] for packed in self._finished])
 
-    def extents(self) -> Iterator[tuple[int, int, int, int]]:
+    def iter_segment_ranges(self) -> Iterator[tuple[int, int, int, int]]:
         """Iterate over the finished segments in order of their base offsets: base offset, end
         offset (exclusive), log size and largest timestamp."""
         for packed in self._finished:
             base_offset, end_offset, max_timestamp, log_size = _EXTENT.unpack_from(packed)
             yield base_offset, end_offset + 1, log_size, max_timestamp
 
-    def packed_ids(self) -> set[bytes]:
+    def get_packed_ids(self) -> set[bytes]:
         """Return the ids of the finished segments, as they begin packed segments."""
         return {packed[:ID_SIZE] for packed in self._finished}
 
-    def in_state(self, state: SegmentState) -> list[RemoteSegment]:
+    def find_in_state(self, state: RemoteLogSegmentState) -> list[RemoteSegment]:
         """Return the segments that are being copied or deleted, in order of their offsets."""
-        found = (segment for known, segment in self._other.values() if known is state)
-        return sorted(found, key=lambda segment: segment.base_offset)
+        segments = (
+            segment for segment_state, segment in self._other.values() if segment_state is state
+        )
+        return sorted(segments, key=lambda segment: segment.base_offset)
 
-    def below(self, offset: int) -> list[RemoteSegment]:
+    def find_below(self, offset: int) -> list[RemoteSegment]:
         """Return the finished segments that end below an offset."""
         out = []
         for packed, base in zip(self._finished, self._bases, strict=True):
@@ -180,31 +187,31 @@ class RemoteLog:
         """Return the finished segment with `offset` in `leader_epoch`, the one that reaches
         furthest. An epoch of -1 is unknown and matches any."""
         best: RemoteSegment | None = None
-        at = bisect_right(self._bases, offset) - 1
-        while at >= 0 and self._ends_max[at] >= offset:
-            packed = self._finished[at]
+        index = bisect_right(self._bases, offset) - 1
+        while index >= 0 and self._ends_max[index] >= offset:
+            packed = self._finished[index]
             end_offset = _OFFSETS.unpack_from(packed)[1]
             if end_offset >= offset and (best is None or end_offset > best.end_offset):
                 segment = unpack(packed)
-                if leader_epoch in (-1, segment.epoch_at(offset)):
+                if leader_epoch in (-1, segment.find_epoch(offset)):
                     best = segment
-            at -= 1
+            index -= 1
         return best
 
-    def covers(self, start: int, end: int) -> bool:
+    def has_offsets(self, start: int, end: int) -> bool:
         """Whether finished segments have every offset in [start, end), apart from gaps inside of
         segments."""
-        at = start
-        while at < end:
-            last = bisect_right(self._bases, at) - 1
-            if last < 0 or self._ends_max[last] < at:
+        offset = start
+        while offset < end:
+            last = bisect_right(self._bases, offset) - 1
+            if last < 0 or self._ends_max[last] < offset:
                 return False
-            at = self._ends_max[last] + 1
+            offset = self._ends_max[last] + 1
         return True
 
-    def replay(self, record: SegmentAdded | SegmentUpdated) -> None:
+    def replay(self, record: RemoteLogSegmentMetadata | RemoteLogSegmentUpdate) -> None:
         """Apply a record of this partition."""
-        if isinstance(record, SegmentAdded):
+        if isinstance(record, RemoteLogSegmentMetadata):
             if not self._has(record):
                 segment = RemoteSegment(
                     record.id.segment_id,
@@ -224,11 +231,11 @@ class RemoteLog:
 
     def forget(self, segment_id: UUID) -> None:
         """Remove a segment whose records were removed from the topic, if it is known."""
-        if self._state(segment_id) is not None:
+        if self._find_state(segment_id) is not None:
             self._take(segment_id)
 
-    def _update(self, record: SegmentUpdated) -> None:
-        state = self._state(record.id.segment_id)
+    def _update(self, record: RemoteLogSegmentUpdate) -> None:
+        state = self._find_state(record.id.segment_id)
         if state is None or record.state not in MOVES[state]:
             return
         segment = self._take(record.id.segment_id)
@@ -238,72 +245,72 @@ class RemoteLog:
                 object_size=object_size,
                 footer_size=footer_size,
                 # A record that was written again knows less.
-                encryption=_encryption_at(_CUSTOM.size, record.custom) or segment.encryption,
+                encryption=_read_encryption(_CUSTOM.size, record.custom) or segment.encryption,
             )
-        if record.state is SegmentState.COPY_SEGMENT_FINISHED:
+        if record.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._insert(segment)
-        elif record.state is not SegmentState.DELETE_SEGMENT_FINISHED:
+        elif record.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             self._other[record.id.segment_id] = (record.state, segment)
 
-    def _has(self, record: SegmentAdded) -> bool:
+    def _has(self, record: RemoteLogSegmentMetadata) -> bool:
         """Whether the segment is known. A producer's retry may have written its record twice."""
         if record.id.segment_id in self._other:
             return True
-        at = bisect_left(self._bases, record.base_offset)
-        wanted = record.id.segment_id.bytes
-        while at < len(self._bases) and self._bases[at] == record.base_offset:
-            if self._finished[at].startswith(wanted):
+        index = bisect_left(self._bases, record.base_offset)
+        wanted_id = record.id.segment_id.bytes
+        while index < len(self._bases) and self._bases[index] == record.base_offset:
+            if self._finished[index].startswith(wanted_id):
                 return True
-            at += 1
+            index += 1
         return False
 
-    def _state(self, segment_id: UUID) -> SegmentState | None:
+    def _find_state(self, segment_id: UUID) -> RemoteLogSegmentState | None:
         if segment_id in self._other:
             return self._other[segment_id][0]
-        known = self._position(segment_id) is not None
-        return SegmentState.COPY_SEGMENT_FINISHED if known else None
+        is_finished = self._find_position(segment_id) is not None
+        return RemoteLogSegmentState.COPY_SEGMENT_FINISHED if is_finished else None
 
-    def _position(self, segment_id: UUID) -> int | None:
+    def _find_position(self, segment_id: UUID) -> int | None:
         # Retention removes the oldest segments, which come first.
-        wanted = segment_id.bytes
-        for at, packed in enumerate(self._finished):
-            if packed.startswith(wanted):
-                return at
+        wanted_id = segment_id.bytes
+        for index, packed in enumerate(self._finished):
+            if packed.startswith(wanted_id):
+                return index
         return None
 
     def _take(self, segment_id: UUID) -> RemoteSegment:
         """Remove a segment from the state that it has."""
         if segment_id in self._other:
             return self._other.pop(segment_id)[1]
-        at = self._position(segment_id)
-        assert at is not None
-        segment = unpack(self._finished.pop(at))
-        del self._bases[at], self._ends_max[at]
+        index = self._find_position(segment_id)
+        assert index is not None
+        segment = unpack(self._finished.pop(index))
+        del self._bases[index], self._ends_max[index]
         self.size_bytes -= segment.log_size
         self.fingerprint ^= segment.segment_id.int
-        self._find_ends(at)
+        self._find_ends(index)
         return segment
 
     def _insert(self, segment: RemoteSegment) -> None:
-        at = bisect_right(self._bases, segment.base_offset)
-        self._finished.insert(at, pack(segment) + bytes((segment.encryption,)))
+        index = bisect_right(self._bases, segment.base_offset)
+        self._finished.insert(index, pack(segment) + bytes((segment.encryption,)))
         if not segment.txn_index_empty:
             self.transactions_end = max(self.transactions_end, segment.end_offset)
-        self._bases.insert(at, segment.base_offset)
-        self._ends_max.insert(at, -1)
+        self._bases.insert(index, segment.base_offset)
+        self._ends_max.insert(index, -1)
         self.size_bytes += segment.log_size
         self.fingerprint ^= segment.segment_id.int
-        self._find_ends(at)
+        self._find_ends(index)
 
     def _find_ends(self, start: int) -> None:
         """Compute the largest end offsets again from a position on, as far as they change."""
         ends = self._ends_max
         largest = ends[start - 1] if start else -1
-        for at in range(start, len(ends)):
-            largest = max(largest, _OFFSETS.unpack_from(self._finished[at])[1])
-            if ends[at] == largest:
+        for index in range(start, len(ends)):
+            largest = max(largest, _OFFSETS.unpack_from(self._finished[index])[1])
+            if ends[index] == largest:
                 break
-            ends[at] = largest
+            ends[index] = largest
 
 
 def pack(segment: RemoteSegment) -> bytes:
@@ -315,23 +322,25 @@ def pack(segment: RemoteSegment) -> bytes:
     ) + b"".join(_EPOCH.pack(*entry) for entry in segment.leader_epochs)
 
 
-def pieces(packed: bytes) -> Iterator[bytes]:
+def split_packed(packed: bytes) -> Iterator[bytes]:
     """Split packed segments. Each begins with its id. Raises `ValueError` for invalid bytes."""
-    at = 0
-    while at < len(packed):
-        epochs = at + _PACKED.size
+    position = 0
+    while position < len(packed):
+        epochs = position + _PACKED.size
         if epochs <= len(packed):
             (count,) = _COUNT.unpack_from(packed, epochs - _COUNT.size)
             end = epochs + count * _EPOCH.size
         if epochs > len(packed) or end > len(packed):
-            raise ValueError(f"a packed segment is cut off: {len(packed) - at} bytes are left")
-        yield packed[at:end]
-        at = end
+            raise ValueError(
+                f"a packed segment is cut off: {len(packed) - position} bytes are left"
+            )
+        yield packed[position:end]
+        position = end
 
 
 def unpack_all(packed: bytes) -> Iterator[RemoteSegment]:
     """Iterate over packed segments. Raises `ValueError` for invalid bytes."""
-    return map(unpack, pieces(packed))
+    return map(unpack, split_packed(packed))
 
 
 def unpack(packed: bytes) -> RemoteSegment:
@@ -340,5 +349,5 @@ def unpack(packed: bytes) -> RemoteSegment:
     epochs = tuple(
         _EPOCH.unpack_from(packed, _PACKED.size + number * _EPOCH.size) for number in range(count)
     )
-    encryption = _encryption_at(_PACKED.size + count * _EPOCH.size, packed)
+    encryption = _read_encryption(_PACKED.size + count * _EPOCH.size, packed)
     return RemoteSegment._make((UUID(bytes=segment_id), *fields, epochs, encryption))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.tiered.metadata_records import KEY_SIZE, SegmentAdded, decode, segment_of
+from shoal.tiered.metadata_records import KEY_SIZE, RemoteLogSegmentMetadata, decode, parse_key
 from shoal.tiered.remote_log import RemoteLog
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ class RemoteLogs:
         self.names: dict[UUID, str] = {}
 
     def __getitem__(self, key: Key) -> RemoteLog:
-        found = self._logs.get(key)
-        if found is None:
-            found = self._logs[key] = RemoteLog()
-        return found
+        log = self._logs.get(key)
+        if log is None:
+            log = self._logs[key] = RemoteLog()
+        return log
 
     def items(self) -> Iterator[tuple[Key, RemoteLog]]:
         yield from self._logs.items()
@@ -37,15 +37,15 @@ class RemoteLogs:
         if key is None or len(key) != KEY_SIZE:
             return
         if value is None:
-            where = segment_of(key)
-            assert where is not None
-            topic_id, partition, segment_id = where
+            segment_key = parse_key(key)
+            assert segment_key is not None
+            topic_id, partition, segment_id = segment_key
             self[topic_id, partition].forget(segment_id)
             return
         record = decode(value)
         if record is None:
             return
         topic, topic_id, partition, _ = record.id
-        if isinstance(record, SegmentAdded):
+        if isinstance(record, RemoteLogSegmentMetadata):
             self.names[topic_id] = topic
         self[topic_id, partition].replay(record)

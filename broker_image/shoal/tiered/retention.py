@@ -1,4 +1,4 @@
-"""Where a tiered log starts: retention by time and by size over both tiers."""
+"""Where a tiered log starts, by time and by size over both tiers, and when it is copied."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from shoal.log.config import LogConfig
 
-class Extent(NamedTuple):
+
+class SegmentRange(NamedTuple):
     """A segment of either tier: its offsets up to `end`, which is exclusive, its size in bytes and
     its largest timestamp in epoch milliseconds, -1 without one."""
 
@@ -18,20 +20,20 @@ class Extent(NamedTuple):
     max_timestamp: int
 
 
-def joined(remote: Iterable[Extent], local: Sequence[Extent]) -> list[Extent]:
+def join_tiers(remote: Iterable[SegmentRange], local: Sequence[SegmentRange]) -> list[SegmentRange]:
     """Return the segments of both tiers in order, without remote ones whose offsets others have."""
-    out: list[Extent] = []
+    out: list[SegmentRange] = []
     local_start = local[0].start if local else None
-    at = -1
+    covered_end = -1
     for extent in sorted(remote):
-        if extent.end > at and (local_start is None or extent.start < local_start):
+        if extent.end > covered_end and (local_start is None or extent.start < local_start):
             out.append(extent)
-            at = extent.end
+            covered_end = extent.end
     return out + list(local)
 
 
-def start_offset(
-    extents: Sequence[Extent],
+def find_start_offset(
+    extents: Sequence[SegmentRange],
     *,
     log_start_offset: int,
     high_watermark: int,
@@ -57,3 +59,22 @@ def start_offset(
         excess -= extent.size
         start = max(start, extent.end)
     return start
+
+
+def may_copy(config: LogConfig, max_timestamp: int, newer_bytes: int, now_ms: int) -> bool:
+    """Whether a closed segment may be copied to the object store by now (KIP-1241).
+
+    `newer_bytes` is the size of the log behind it. One of remote.copy.lag.* is enough. -1 follows
+    local.retention.*, and is no reason if that has no limit.
+    """
+    lag_ms, lag_bytes = config.remote_copy_lag_ms, config.remote_copy_lag_bytes
+    if lag_ms == -1:
+        lag_ms = config.effective_local_retention_ms
+    if lag_bytes == -1:
+        lag_bytes = config.effective_local_retention_bytes
+    if lag_ms == 0 or lag_bytes == 0:
+        return True
+    # A timestamp in the future never becomes old.
+    age_ms = now_ms - max_timestamp
+    is_old = lag_ms > 0 and (age_ms >= lag_ms or age_ms < 0)
+    return is_old or 0 < lag_bytes <= newer_bytes

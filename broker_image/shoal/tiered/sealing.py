@@ -19,7 +19,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.record.batch import CorruptBatch, read_header
-from shoal.record.compression import Compression, OutputFull, compress, decompress_into
+from shoal.record.compression import Compression, compress, decompress_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class KeyUnavailable(Exception):
 class KeyRing(Protocol):
     """The keys that encrypt data keys, by their ids."""
 
-    def secret(self, key_id: str) -> bytes:
+    def get_secret(self, key_id: str) -> bytes:
         """Return a key. Raises `KeyUnavailable`."""
 
 
@@ -57,14 +57,14 @@ class Envelope(NamedTuple):
     data_key: bytes
 
 
-class Part(NamedTuple):
+class SealedPart(NamedTuple):
     """A part as the object has it: its codec (`Compression`), and its bytes."""
 
     codec: int
     data: Buffer
 
 
-def new_envelope(
+def create_envelope(
     ring: KeyRing, key_id: str, owner: bytes, random_bytes: Callable[[int], bytes]
 ) -> tuple[Envelope, AESGCM]:
     """Draw a data key. Return its envelope and its cipher. Raises `KeyUnavailable`.
@@ -72,17 +72,19 @@ def new_envelope(
     `owner` names the object: the envelope fits no other one.
     """
     data_key, nonce = random_bytes(KEY_BYTES), random_bytes(_NONCE_BYTES)
-    sealed = _aes_gcm(ring.secret(key_id)).encrypt(nonce, data_key, owner)
-    return Envelope(key_id, nonce, sealed), _aes_gcm(data_key)
+    sealed = _build_cipher(ring.get_secret(key_id)).encrypt(nonce, data_key, owner)
+    return Envelope(key_id, nonce, sealed), _build_cipher(data_key)
 
 
 def open_envelope(ring: KeyRing, envelope: Envelope, owner: bytes) -> AESGCM:
     """Return the cipher of an object. Raises `KeyUnavailable`."""
     from cryptography.exceptions import InvalidTag
 
-    secret = ring.secret(envelope.key_id)
+    secret = ring.get_secret(envelope.key_id)
     try:
-        return _aes_gcm(_aes_gcm(secret).decrypt(envelope.nonce, envelope.data_key, owner))
+        return _build_cipher(
+            _build_cipher(secret).decrypt(envelope.nonce, envelope.data_key, owner)
+        )
     except (InvalidTag, ValueError):
         raise KeyUnavailable(
             f"the key {envelope.key_id!r} in shoal.remote.encryption.key.directory is not the one "
@@ -91,7 +93,7 @@ def open_envelope(ring: KeyRing, envelope: Envelope, owner: bytes) -> AESGCM:
         ) from None
 
 
-def _aes_gcm(key: bytes) -> AESGCM:
+def _build_cipher(key: bytes) -> AESGCM:
     # Imported here: it takes 5 MB, which a broker without encryption does not need.
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -110,16 +112,16 @@ class Sealer:
         self._cipher = cipher
         self.envelope = envelope
 
-    def chunk(self, number: int, data: Buffer) -> Part:
+    def seal_chunk(self, number: int, data: Buffer) -> SealedPart:
         """Seal a chunk of the log. It is compressed unless its batches are: that of its first one
         stands for all."""
         compresses = read_header(data).compression == Compression.NONE
         return self._seal(_PART_NONCE.pack(CHUNK, number), data, compresses)
 
-    def section(self, kind: int, data: Buffer) -> Part:
+    def seal_section(self, kind: int, data: Buffer) -> SealedPart:
         return self._seal(_PART_NONCE.pack(SECTION, kind), data, compresses=True)
 
-    def _seal(self, nonce: bytes, data: Buffer, compresses: bool) -> Part:
+    def _seal(self, nonce: bytes, data: Buffer, compresses: bool) -> SealedPart:
         codec = Compression.NONE
         if compresses and self._compresses:
             smaller = compress(Compression.ZSTD, data)
@@ -127,7 +129,7 @@ class Sealer:
                 codec, data = Compression.ZSTD, smaller
         if self._cipher is not None:
             data = self._cipher.encrypt(nonce, data, None)
-        return Part(codec, data)
+        return SealedPart(codec, data)
 
 
 def unseal(
@@ -147,7 +149,7 @@ def unseal(
         try:
             with memoryview(data) as out:
                 size = decompress_into(codec, compressed, out)
-        except (CorruptBatch, OutputFull) as error:
+        except CorruptBatch as error:
             raise ValueError(f"it does not decompress: {error}") from None
     if len(data) != size:
         raise ValueError(f"it has {size} bytes instead of {len(data)}")

@@ -24,14 +24,13 @@ from bisect import bisect_right
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
-from shoal.protocol.schema import Column, Message
+from shoal.protocol.schema import FieldSpec, MessageSpec
 from shoal.record.batch import HEADER_SIZE, OVERHEAD, CorruptBatch, check_crc, read_header
+from shoal.record.crc import crc32c
 from shoal.tiered.sealing import CHUNK, SECTION, Envelope, KeyRing, Sealer, open_envelope, unseal
-from shoal.tiered.store import Range
+from shoal.tiered.store import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,7 +68,7 @@ class Section(IntEnum):
     TRANSACTION_INDEX = 4
 
 
-class Description(NamedTuple):
+class SegmentDescription(NamedTuple):
     """What a segment is: the fields of Kafka's RemoteLogSegmentMetadata.
 
     Offsets are inclusive, timestamps in epoch milliseconds. `leader_epochs` has (epoch, first
@@ -97,7 +96,7 @@ class Description(NamedTuple):
         return f"segment {place} of topic {self.topic}".encode()
 
 
-class Chunk(NamedTuple):
+class SegmentChunk(NamedTuple):
     """A run of whole batches: its position in the object, the base offset of its first batch, the
     largest timestamp in it (-1 without one), and the CRC-32C of its bytes in the object.
 
@@ -112,7 +111,7 @@ class Chunk(NamedTuple):
     plain_size: int = 0
 
 
-class SectionPlace(NamedTuple):
+class SectionLocation(NamedTuple):
     """A section's position in the object, its size in bytes and its CRC-32C there. A sealed section
     also has what a sealed chunk has."""
 
@@ -123,127 +122,129 @@ class SectionPlace(NamedTuple):
     plain_size: int = 0
 
 
-class Scan(NamedTuple):
+class ScanResult(NamedTuple):
     """What a log holds: its chunks, its last offset and its largest timestamp."""
 
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[SegmentChunk, ...]
     end_offset: int
     max_timestamp: int
 
 
-_FOOTER = Message(
+_FOOTER = MessageSpec(
     "SegmentFooter",
     "0-1",
     (
-        Column("cluster_id", "string"),
-        Column("topic", "string"),
-        Column("topic_id", "uuid"),
-        Column("partition", "int32"),
-        Column("segment_id", "uuid"),
-        Column("base_offset", "int64"),
-        Column("end_offset", "int64"),
-        Column("max_timestamp", "int64"),
-        Column("log_size", "int64"),
-        Column("leader_epochs", (Column("epoch", "int32"), Column("start_offset", "int64"))),
-        Column("broker_id", "int32"),
-        Column("leader_epoch", "int32"),
-        Column("copied_ms", "int64"),
-        Column(
+        FieldSpec("cluster_id", "string"),
+        FieldSpec("topic", "string"),
+        FieldSpec("topic_id", "uuid"),
+        FieldSpec("partition", "int32"),
+        FieldSpec("segment_id", "uuid"),
+        FieldSpec("base_offset", "int64"),
+        FieldSpec("end_offset", "int64"),
+        FieldSpec("max_timestamp", "int64"),
+        FieldSpec("log_size", "int64"),
+        FieldSpec(
+            "leader_epochs", (FieldSpec("epoch", "int32"), FieldSpec("start_offset", "int64"))
+        ),
+        FieldSpec("broker_id", "int32"),
+        FieldSpec("leader_epoch", "int32"),
+        FieldSpec("copied_ms", "int64"),
+        FieldSpec(
             "chunks",
             (
-                Column("position", "int64"),
-                Column("base_offset", "int64"),
-                Column("max_timestamp", "int64"),
-                Column("crc", "uint32"),
-                Column("codec", "int8", "1+"),
-                Column("plain_size", "int64", "1+"),
+                FieldSpec("position", "int64"),
+                FieldSpec("base_offset", "int64"),
+                FieldSpec("max_timestamp", "int64"),
+                FieldSpec("crc", "uint32"),
+                FieldSpec("codec", "int8", "1+"),
+                FieldSpec("plain_size", "int64", "1+"),
             ),
         ),
-        Column(
+        FieldSpec(
             "sections",
             (
-                Column("kind", "int8"),
-                Column("position", "int64"),
-                Column("size", "int64"),
-                Column("crc", "uint32"),
-                Column("codec", "int8", "1+"),
-                Column("plain_size", "int64", "1+"),
+                FieldSpec("kind", "int8"),
+                FieldSpec("position", "int64"),
+                FieldSpec("size", "int64"),
+                FieldSpec("crc", "uint32"),
+                FieldSpec("codec", "int8", "1+"),
+                FieldSpec("plain_size", "int64", "1+"),
             ),
         ),
         # Bytes of the sealed chunks together.
-        Column("sealed_size", "int64", "1+"),
+        FieldSpec("sealed_size", "int64", "1+"),
         # The envelope, without which the parts are not encrypted.
-        Column("key_id", "string", "1+", nullable="1+"),
-        Column("key_nonce", "bytes", "1+", nullable="1+"),
-        Column("data_key", "bytes", "1+", nullable="1+"),
+        FieldSpec("key_id", "string", "1+", nullable="1+"),
+        FieldSpec("key_nonce", "bytes", "1+", nullable="1+"),
+        FieldSpec("data_key", "bytes", "1+", nullable="1+"),
     ),
     flexible="0+",
 )
 #: A chunk or a section in the footer.
-_Entry = TypeVar("_Entry", Chunk, SectionPlace)
-_LAYOUTS = {version: _FOOTER.at(version) for version in (0, 1)}
+_Entry = TypeVar("_Entry", SegmentChunk, SectionLocation)
+_LAYOUTS = {version: _FOOTER.get_struct(version) for version in (0, 1)}
 
 
 class Footer(NamedTuple):
     """The parsed footer: how to read the object."""
 
-    description: Description
-    chunks: tuple[Chunk, ...]
-    sections: Mapping[Section, SectionPlace]
+    description: SegmentDescription
+    chunks: tuple[SegmentChunk, ...]
+    sections: Mapping[Section, SectionLocation]
     #: Bytes of the object before the sections: the log, or its sealed chunks.
     chunks_end: int
     is_sealed: bool = False
     #: Of an encrypted object.
     envelope: Envelope | None = None
 
-    def cipher(self, ring: KeyRing) -> AESGCM | None:
+    def open_cipher(self, ring: KeyRing) -> AESGCM | None:
         """Return what opens the parts, None if they are not encrypted. Raises `KeyUnavailable`."""
         if self.envelope is None:
             return None
         return open_envelope(ring, self.envelope, self.description.owner)
 
-    def chunk_at(self, offset: int) -> int:
+    def find_chunk(self, offset: int) -> int:
         """Return the number of the chunk that has `offset`, if the segment has it."""
         return max(0, bisect_right(self.chunks, offset, key=lambda c: c.base_offset) - 1)
 
-    def chunk_since(self, timestamp: int) -> int | None:
+    def find_chunk_since(self, timestamp: int) -> int | None:
         """Return the first chunk with a timestamp of at least `timestamp`."""
         for number, chunk in enumerate(self.chunks):
             if chunk.max_timestamp >= timestamp:
                 return number
         return None
 
-    def chunk_range(self, number: int) -> Range:
+    def get_chunk_range(self, number: int) -> ByteRange:
         start = self.chunks[number].position
         after = number + 1
         end = self.chunks_end
-        return Range(start, self.chunks[after].position if after < len(self.chunks) else end)
+        return ByteRange(start, self.chunks[after].position if after < len(self.chunks) else end)
 
-    def chunk(self, number: int, data: Buffer, cipher: AESGCM | None) -> Buffer:
+    def open_chunk(self, number: int, data: Buffer, cipher: AESGCM | None) -> Buffer:
         """Return the batches of a chunk, whose bytes in the object are `data`. Raises
         `DamagedObject`."""
-        found = self.chunks[number]
-        start, end = self.chunk_range(number)
-        is_whole = len(data) == end - start and crc32c(data) == found.crc
-        return self._opened(CHUNK, number, data if is_whole else None, found, cipher)
+        entry = self.chunks[number]
+        start, end = self.get_chunk_range(number)
+        is_whole = len(data) == end - start and crc32c(data) == entry.crc
+        return self._unseal_part(CHUNK, number, data if is_whole else None, entry, cipher)
 
-    def section_range(self, kind: Section) -> Range:
+    def get_section_range(self, kind: Section) -> ByteRange:
         place = self.sections[kind]
-        return Range(place.position, place.position + place.size)
+        return ByteRange(place.position, place.position + place.size)
 
-    def section(self, kind: Section, data: Buffer, cipher: AESGCM | None) -> Buffer:
+    def open_section(self, kind: Section, data: Buffer, cipher: AESGCM | None) -> Buffer:
         """Return the file of a section, whose bytes in the object are `data`. Raises
         `DamagedObject`."""
-        found = self.sections[kind]
-        is_whole = len(data) == found.size and crc32c(data) == found.crc
-        return self._opened(SECTION, kind, data if is_whole else None, found, cipher)
+        entry = self.sections[kind]
+        is_whole = len(data) == entry.size and crc32c(data) == entry.crc
+        return self._unseal_part(SECTION, kind, data if is_whole else None, entry, cipher)
 
-    def _opened(
+    def _unseal_part(
         self,
         kind: int,
         number: int,
         data: Buffer | None,
-        part: Chunk | SectionPlace,
+        part: SegmentChunk | SectionLocation,
         cipher: AESGCM | None,
     ) -> Buffer:
         """Return a part as it was before it was sealed. `data` is None if it is not whole."""
@@ -256,10 +257,11 @@ class Footer(NamedTuple):
                 return unseal(data, kind=kind, number=number, codec=codec, size=size, cipher=cipher)
             except ValueError as error:
                 reason = f": {error}"
-        found = self.description
+        description = self.description
         name = f"chunk {number}" if kind == CHUNK else f"the {Section(number).name}"
         raise DamagedObject(
-            f"{name} of segment {found.segment_id} of {found.topic}-{found.partition} is "
+            f"{name} of segment {description.segment_id} of "
+            f"{description.topic}-{description.partition} is "
             f"damaged{reason}"
         )
 
@@ -270,24 +272,24 @@ def scan(
     *,
     chunk_bytes: int = CHUNK_BYTES,
     read_bytes: int = READ_BYTES,
-) -> Scan:
+) -> ScanResult:
     """Check every batch of a log of `size` bytes, and divide the log into chunks.
 
     `read(at, size)` returns the bytes of the log. Raises `CorruptBatch`, also for an empty log.
     """
-    chunks: list[Chunk] = []
+    chunks: list[SegmentChunk] = []
     position, end_offset = 0, -1
     while position < size:
         data = read(position, min(max(read_bytes, HEADER_SIZE), size - position))
         first = read_header(data)
         used = position - chunks[-1].position if chunks else 0
         if not chunks or used + first.size > chunk_bytes:
-            chunks.append(Chunk(position, first.base_offset, -1, 0))
+            chunks.append(SegmentChunk(position, first.base_offset, -1, 0))
             used = 0
         if first.size > len(data):
             data = read(position, min(first.size, size - position))
         view = memoryview(data)[: max(first.size, chunk_bytes - used)]
-        end, end_offset, timestamp = _whole_batches(view, position, end_offset)
+        end, end_offset, timestamp = _scan_batches(view, position, end_offset)
         last = chunks[-1]
         chunks[-1] = last._replace(
             max_timestamp=max(last.max_timestamp, timestamp), crc=crc32c(view[:end], last.crc)
@@ -295,10 +297,10 @@ def scan(
         position += end
     if not chunks:
         raise CorruptBatch("the segment has no batches")
-    return Scan(tuple(chunks), end_offset, max(chunk.max_timestamp for chunk in chunks))
+    return ScanResult(tuple(chunks), end_offset, max(chunk.max_timestamp for chunk in chunks))
 
 
-def _whole_batches(data: Buffer, position: int, last_offset: int) -> tuple[int, int, int]:
+def _scan_batches(data: Buffer, position: int, last_offset: int) -> tuple[int, int, int]:
     """Return (size, last offset, largest timestamp) of the whole batches at the start of `data`.
     Their offsets are above `last_offset`."""
     at, largest = 0, -1
@@ -321,24 +323,26 @@ def _whole_batches(data: Buffer, position: int, last_offset: int) -> tuple[int, 
     return at, last_offset, largest
 
 
-def tail(
-    description: Description, chunks: Sequence[Chunk], sections: Mapping[Section, Buffer]
+def build_tail(
+    description: SegmentDescription,
+    chunks: Sequence[SegmentChunk],
+    sections: Mapping[Section, Buffer],
 ) -> bytes:
     """Return everything behind the log of an object of format 0: sections, footer and trailer."""
     places = []
     position = description.log_size
     for kind in sorted(sections):
         data = sections[kind]
-        places.append((kind, SectionPlace(position, len(data), crc32c(data))))
+        places.append((kind, SectionLocation(position, len(data), crc32c(data))))
         position += len(data)
-    footer = _encoded(description, chunks, places, 0, {})
+    footer = _encode_footer(description, chunks, places, 0, {})
     return b"".join([*(sections[kind] for kind, _ in places), footer])
 
 
-def _encoded(
-    description: Description,
-    chunks: Sequence[Chunk],
-    sections: Sequence[tuple[Section, SectionPlace]],
+def _encode_footer(
+    description: SegmentDescription,
+    chunks: Sequence[SegmentChunk],
+    sections: Sequence[tuple[Section, SectionLocation]],
     version: int,
     more: Mapping[str, Any],
 ) -> bytes:
@@ -350,17 +354,17 @@ def _encoded(
     fields["chunks"] = [chunk._asdict() for chunk in chunks]
     fields["sections"] = [{"kind": int(kind), **place._asdict()} for kind, place in sections]
     out = bytearray()
-    compiler.writer(_LAYOUTS[version])(out, fields)
+    compiler.get_writer(_LAYOUTS[version])(out, fields)
     out += _TRAILER.pack(len(out), crc32c(out), version, MAGIC)
     return bytes(out)
 
 
-def footer_size(tail_bytes: Buffer) -> int:
+def read_footer_size(tail_bytes: Buffer) -> int:
     """Return the size in bytes of footer and trailer, at the end of a tail."""
     return _TRAILER.unpack_from(tail_bytes, len(tail_bytes) - TRAILER_SIZE)[0] + TRAILER_SIZE
 
 
-def footer_bytes_needed(end: Buffer) -> int:
+def find_footer_bytes_needed(end: Buffer) -> int:
     """Return the number of bytes at the end of an object that `read_footer` needs. `end` has at
     least its last `TRAILER_SIZE` bytes. Raises `DamagedObject`."""
     if len(end) < TRAILER_SIZE:
@@ -377,7 +381,7 @@ def footer_bytes_needed(end: Buffer) -> int:
 
 def read_footer(end: Buffer) -> Footer:
     """Parse a footer from the last bytes of an object. Raises `DamagedObject`."""
-    needed = footer_bytes_needed(end)
+    needed = find_footer_bytes_needed(end)
     if len(end) < needed:
         raise DamagedObject(f"the footer has {needed} bytes, and {len(end)} were read")
     _, crc, version, _ = _TRAILER.unpack_from(end, len(end) - TRAILER_SIZE)
@@ -385,36 +389,36 @@ def read_footer(end: Buffer) -> Footer:
     if crc32c(data) != crc:
         raise DamagedObject("the footer has a wrong checksum")
     try:
-        fields, _ = compiler.reader(_LAYOUTS[version])(data, 0)
-        return _footer(fields, version)
+        fields, _ = compiler.get_reader(_LAYOUTS[version])(data, 0)
+        return _parse_footer(fields, version)
     except (WireError, ValueError, TypeError) as error:
         raise DamagedObject(f"the footer is invalid: {error}") from None
 
 
-def _footer(fields: dict[str, Any], version: int) -> Footer:
+def _parse_footer(fields: dict[str, Any], version: int) -> Footer:
     epochs = tuple((entry["epoch"], entry["start_offset"]) for entry in fields["leader_epochs"])
-    values = {name: fields[name] for name in Description._fields}
-    described = Description(**values | {"leader_epochs": epochs})
-    chunks = tuple(_of(Chunk, entry) for entry in fields["chunks"])
+    values = {name: fields[name] for name in SegmentDescription._fields}
+    description = SegmentDescription(**values | {"leader_epochs": epochs})
+    chunks = tuple(_from_fields(SegmentChunk, entry) for entry in fields["chunks"])
     if not chunks:
         raise ValueError("it has no chunks")
     # Sections that a newer release adds are ignored.
-    known = {int(kind) for kind in Section}
+    known_kinds = {int(kind) for kind in Section}
     sections = {
-        Section(place["kind"]): _of(SectionPlace, place)
+        Section(place["kind"]): _from_fields(SectionLocation, place)
         for place in fields["sections"]
-        if place["kind"] in known
+        if place["kind"] in known_kinds
     }
     if version == 0:
-        return Footer(described, chunks, sections, described.log_size)
+        return Footer(description, chunks, sections, description.log_size)
     envelope = None
     if fields["key_id"] is not None:
         nonce, data_key = bytes(fields["key_nonce"]), bytes(fields["data_key"])
         envelope = Envelope(fields["key_id"], nonce, data_key)
-    return Footer(described, chunks, sections, fields["sealed_size"], True, envelope)
+    return Footer(description, chunks, sections, fields["sealed_size"], True, envelope)
 
 
-def _of(kind: type[_Entry], fields: Mapping[str, Any]) -> _Entry:
+def _from_fields(kind: type[_Entry], fields: Mapping[str, Any]) -> _Entry:
     """Return an entry of a list. Older formats lack its last fields."""
     return kind(**{name: fields[name] for name in kind._fields if name in fields})
 
@@ -433,17 +437,17 @@ class SegmentSource:
     @property
     def footer(self) -> bytes:
         """Footer and trailer."""
-        return self._tail[len(self._tail) - footer_size(self._tail) :]
+        return self._tail[len(self._tail) - read_footer_size(self._tail) :]
 
-    def chunks(self) -> Iterator[Buffer]:
+    def iter_chunks(self) -> Iterator[Buffer]:
         """Iterate over the contents. Raises `OSError` if the file has become shorter."""
-        at = 0
-        while at < self._log_size:
-            data = self._read(at, min(READ_BYTES, self._log_size - at))
+        position = 0
+        while position < self._log_size:
+            data = self._read(position, min(READ_BYTES, self._log_size - position))
             if not data:
-                raise OSError(f"the segment ends at byte {at} of {self._log_size}")
+                raise OSError(f"the segment ends at byte {position} of {self._log_size}")
             yield data
-            at += len(data)
+            position += len(data)
         yield self._tail
 
 
@@ -456,50 +460,54 @@ class SealedSource:
     def __init__(
         self,
         read: Callable[[int, int], bytes],
-        described: Description,
-        chunks: Sequence[Chunk],
+        description: SegmentDescription,
+        chunks: Sequence[SegmentChunk],
         sections: Mapping[Section, Buffer],
         sealer: Sealer,
     ) -> None:
         """`chunks` are those of the log, as `scan` returns them."""
         self._read = read
-        self._described = described
+        self._described = description
         self._chunks = chunks
         self._sections = sections
         self._sealer = sealer
         #: About the size before the first read of all contents, and the size afterwards.
-        self.size = described.log_size + sum(map(len, sections.values()))
+        self.size = description.log_size + sum(map(len, sections.values()))
         #: Footer and trailer, after the first read of all contents.
         self.footer = b""
 
-    def chunks(self) -> Iterator[Buffer]:
+    def iter_chunks(self) -> Iterator[Buffer]:
         """Iterate over the contents. Each time they are the same. Raises `OSError` if the file was
         changed since it was scanned."""
-        sealed: list[Chunk] = []
-        at = 0
+        sealed: list[SegmentChunk] = []
+        position = 0
         for number, chunk in enumerate(self._chunks):
-            data = self._plain(number)
-            codec, out = self._sealer.chunk(number, data)
+            data = self._read_plain(number)
+            codec, out = self._sealer.seal_chunk(number, data)
             sealed.append(
-                chunk._replace(position=at, crc=crc32c(out), codec=codec, plain_size=len(data))
+                chunk._replace(
+                    position=position, crc=crc32c(out), codec=codec, plain_size=len(data)
+                )
             )
-            at += len(out)
+            position += len(out)
             yield out
-        places: list[tuple[Section, SectionPlace]] = []
-        sealed_size = at
+        places: list[tuple[Section, SectionLocation]] = []
+        sealed_size = position
         for kind in sorted(self._sections):
             section = self._sections[kind]
-            codec, out = self._sealer.section(kind, section)
-            places.append((kind, SectionPlace(at, len(out), crc32c(out), codec, len(section))))
-            at += len(out)
+            codec, out = self._sealer.seal_section(kind, section)
+            places.append(
+                (kind, SectionLocation(position, len(out), crc32c(out), codec, len(section)))
+            )
+            position += len(out)
             yield out
-        footer = self._footer(sealed, places, sealed_size)
+        footer = self._build_footer(sealed, places, sealed_size)
         if self.footer not in (b"", footer):
             raise OSError(f"{self._described.owner.decode()} is sealed to other bytes than before")
-        self.footer, self.size = footer, at + len(footer)
+        self.footer, self.size = footer, position + len(footer)
         yield footer
 
-    def _plain(self, number: int) -> bytes:
+    def _read_plain(self, number: int) -> bytes:
         start, after = self._chunks[number].position, number + 1
         log_size = self._described.log_size
         end = self._chunks[after].position if after < len(self._chunks) else log_size
@@ -508,10 +516,10 @@ class SealedSource:
             raise OSError(f"bytes {start} to {end} of the segment have changed")
         return data
 
-    def _footer(
+    def _build_footer(
         self,
-        chunks: Sequence[Chunk],
-        sections: Sequence[tuple[Section, SectionPlace]],
+        chunks: Sequence[SegmentChunk],
+        sections: Sequence[tuple[Section, SectionLocation]],
         sealed_size: int,
     ) -> bytes:
         envelope = self._sealer.envelope
@@ -521,4 +529,4 @@ class SealedSource:
             "key_nonce": None if envelope is None else envelope.nonce,
             "data_key": None if envelope is None else envelope.data_key,
         }
-        return _encoded(self._described, chunks, sections, 1, more)
+        return _encode_footer(self._described, chunks, sections, 1, more)

@@ -59,21 +59,21 @@ class StoreConflict(StoreError):
     retriable = False
 
 
-class Version(NamedTuple):
+class ObjectVersion(NamedTuple):
     """The contents that an object had at one time, as the store names them."""
 
     e_tag: str | None
     version: str | None
 
 
-class Source(Protocol):
+class ObjectSource(Protocol):
     """The contents of an object to put. It is read again for each attempt."""
 
     @property
     def size(self) -> int:
         """The size in bytes; before the first read about that, if it is sealed while it is read."""
 
-    def chunks(self) -> Iterator[Buffer]:
+    def iter_chunks(self) -> Iterator[Buffer]:
         """Iterate over the contents in pieces. May be called from another thread."""
 
 
@@ -86,7 +86,7 @@ class ObjectInfo(NamedTuple):
     modified_ms: int
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes [start, end) of an object."""
 
     start: int
@@ -96,13 +96,15 @@ class Range(NamedTuple):
 class ObjectStore(Protocol):
     """One bucket, or the part of it below a prefix. All methods raise `StoreError`."""
 
-    async def put(self, key: str, source: Source) -> None:
+    async def put(self, key: str, source: ObjectSource) -> None:
         """Write an object, or replace it. Atomic."""
 
     async def get(self, key: str) -> bytes:
         """Return a whole object, which must be small. Raises `ObjectMissing`."""
 
-    async def put_if(self, key: str, source: Source, version: Version | None) -> Version:
+    async def put_if(
+        self, key: str, source: ObjectSource, version: ObjectVersion | None
+    ) -> ObjectVersion:
         """Replace a small object that still has `version`, or create it if `version` is None.
         Return the new version. Raises `StoreConflict`.
 
@@ -110,20 +112,20 @@ class ObjectStore(Protocol):
         comes between the two is not noticed.
         """
 
-    async def get_versioned(self, key: str) -> tuple[bytes, Version]:
+    async def get_versioned(self, key: str) -> tuple[bytes, ObjectVersion]:
         """Return a whole object, which must be small, and its version. Raises `ObjectMissing`."""
 
-    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Buffer]:
+    async def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Buffer]:
         """Return the bytes of each range, in full. Raises `ObjectMissing`, and
         `StoreUnavailable` if the answer is shorter than a range."""
 
-    async def size(self, key: str) -> int:
+    async def get_size(self, key: str) -> int:
         """Return the size of an object in bytes. Raises `ObjectMissing`."""
 
-    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+    def list_objects(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Iterate over the objects below `prefix`, a whole number of key parts, in no order."""
 
-    async def children(self, prefix: str) -> Sequence[str]:
+    async def list_children(self, prefix: str) -> Sequence[str]:
         """Return the prefixes one key part below `prefix` that have objects, without a slash at
         their ends."""
 
@@ -140,5 +142,5 @@ class BytesSource:
         self._parts = parts
         self.size = sum(map(len, parts))
 
-    def chunks(self) -> Iterator[Buffer]:
+    def iter_chunks(self) -> Iterator[Buffer]:
         yield from self._parts

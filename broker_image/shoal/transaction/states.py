@@ -20,7 +20,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class State(Enum):
+class TransactionState(Enum):
     """The number in the record, and the name in responses."""
 
     EMPTY = (0, "Empty")
@@ -43,29 +43,48 @@ class State(Enum):
     @property
     def is_prepared(self) -> bool:
         """Whether the transaction is decided and its markers are being written."""
-        return self in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+        return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
     @property
     def is_at_rest(self) -> bool:
         """Whether no transaction is open, so that the id may be initialized or expire."""
-        return self in (State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
+        return self in (
+            TransactionState.EMPTY,
+            TransactionState.COMPLETE_COMMIT,
+            TransactionState.COMPLETE_ABORT,
+        )
 
 
-BY_NUMBER = {state.number: state for state in State}
+BY_NUMBER = {state.number: state for state in TransactionState}
 
 #: The legal moves of each state. A state moves to itself where a record is written for that.
-MOVES: dict[State, tuple[State, ...]] = {
-    State.EMPTY: (State.EMPTY, State.ONGOING, State.PREPARE_ABORT, State.DEAD),
-    State.ONGOING: (
-        State.ONGOING,
-        State.PREPARE_COMMIT,
-        State.PREPARE_ABORT,
-        State.PREPARE_EPOCH_FENCE,
+MOVES: dict[TransactionState, tuple[TransactionState, ...]] = {
+    TransactionState.EMPTY: (
+        TransactionState.EMPTY,
+        TransactionState.ONGOING,
+        TransactionState.PREPARE_ABORT,
+        TransactionState.DEAD,
     ),
-    State.PREPARE_COMMIT: (State.COMPLETE_COMMIT,),
-    State.PREPARE_ABORT: (State.COMPLETE_ABORT,),
-    State.COMPLETE_COMMIT: (State.EMPTY, State.ONGOING, State.PREPARE_ABORT, State.DEAD),
-    State.COMPLETE_ABORT: (State.EMPTY, State.ONGOING, State.PREPARE_ABORT, State.DEAD),
-    State.PREPARE_EPOCH_FENCE: (State.PREPARE_ABORT,),
-    State.DEAD: (),
+    TransactionState.ONGOING: (
+        TransactionState.ONGOING,
+        TransactionState.PREPARE_COMMIT,
+        TransactionState.PREPARE_ABORT,
+        TransactionState.PREPARE_EPOCH_FENCE,
+    ),
+    TransactionState.PREPARE_COMMIT: (TransactionState.COMPLETE_COMMIT,),
+    TransactionState.PREPARE_ABORT: (TransactionState.COMPLETE_ABORT,),
+    TransactionState.COMPLETE_COMMIT: (
+        TransactionState.EMPTY,
+        TransactionState.ONGOING,
+        TransactionState.PREPARE_ABORT,
+        TransactionState.DEAD,
+    ),
+    TransactionState.COMPLETE_ABORT: (
+        TransactionState.EMPTY,
+        TransactionState.ONGOING,
+        TransactionState.PREPARE_ABORT,
+        TransactionState.DEAD,
+    ),
+    TransactionState.PREPARE_EPOCH_FENCE: (TransactionState.PREPARE_ABORT,),
+    TransactionState.DEAD: (),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.transaction.states import MOVES, State
+from shoal.transaction.states import MOVES, TransactionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,14 +25,14 @@ TV_2 = 2
 TopicPartition = tuple[str, int]
 
 
-class Transaction(NamedTuple):
+class TransactionMetadata(NamedTuple):
     """The state of one transactional id in `__transaction_state`. `partitions` is an ordered
     set."""
 
     producer_id: int
     producer_epoch: int
     timeout_ms: int
-    state: State = State.EMPTY
+    state: TransactionState = TransactionState.EMPTY
     partitions: Mapping[TopicPartition, None] = {}
     start_timestamp_ms: int = -1
     update_timestamp_ms: int = -1
@@ -46,7 +46,9 @@ class Transaction(NamedTuple):
     def is_epoch_exhausted(self) -> bool:
         return self.producer_epoch >= LAST_EPOCH
 
-    def _moved(self, state: State, now_ms: int, **changed: Any) -> Transaction:
+    def _with_state(
+        self, state: TransactionState, now_ms: int, **changed: Any
+    ) -> TransactionMetadata:
         assert state in MOVES[self.state], f"{self.state.title} to {state.title}"
         return self._replace(
             state=state,
@@ -56,12 +58,12 @@ class Transaction(NamedTuple):
             **changed,
         )
 
-    def initialized(
+    def initialize(
         self, producer_id: int, producer_epoch: int, timeout_ms: int, now_ms: int
-    ) -> Transaction:
+    ) -> TransactionMetadata:
         """Initialize a producer: no transaction is open."""
-        return self._moved(
-            State.EMPTY,
+        return self._with_state(
+            TransactionState.EMPTY,
             now_ms,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
@@ -72,24 +74,24 @@ class Transaction(NamedTuple):
 
     def with_partitions(
         self, added: Iterable[TopicPartition], version: int, now_ms: int
-    ) -> Transaction:
+    ) -> TransactionMetadata:
         """Add partitions to the open transaction, or open one with them."""
-        begins = self.state is not State.ONGOING
-        return self._moved(
-            State.ONGOING,
+        begins = self.state is not TransactionState.ONGOING
+        return self._with_state(
+            TransactionState.ONGOING,
             now_ms,
             partitions={**self.partitions, **dict.fromkeys(added)},
             start_timestamp_ms=now_ms if begins else self.start_timestamp_ms,
             client_transaction_version=version,
         )
 
-    def prepared(
+    def prepare(
         self, *, committed: bool, version: int, next_producer_id: int, now_ms: int
-    ) -> Transaction:
+    ) -> TransactionMetadata:
         """Decide the transaction. With version 2 the epoch is bumped, so that no late request of
         the old epoch can join the next transaction."""
-        return self._moved(
-            State.PREPARE_COMMIT if committed else State.PREPARE_ABORT,
+        return self._with_state(
+            TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
             now_ms,
             producer_epoch=self.producer_epoch + (version >= TV_2),
             start_timestamp_ms=now_ms if self.state.is_at_rest else self.start_timestamp_ms,
@@ -97,14 +99,14 @@ class Transaction(NamedTuple):
             client_transaction_version=version,
         )
 
-    def completed(self, now_ms: int) -> Transaction:
+    def complete(self, now_ms: int) -> TransactionMetadata:
         """Complete the transaction: all markers are written. A rollover takes effect."""
-        committed = self.state is State.PREPARE_COMMIT
+        committed = self.state is TransactionState.PREPARE_COMMIT
         changed: dict[str, Any] = {}
         if self.next_producer_id != NO_PRODUCER_ID:
             changed = {"producer_id": self.next_producer_id, "producer_epoch": 0}
-        return self._moved(
-            State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT,
+        return self._with_state(
+            TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT,
             now_ms,
             partitions={},
             **changed,

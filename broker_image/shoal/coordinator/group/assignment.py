@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from shoal.protocol.responses import groups as responses
 
 #: The partitions of a member, by topic id; no topic maps to an empty set.
 Assignment = Mapping[UUID, frozenset[int]]
@@ -53,12 +57,12 @@ class GroupSpec:
         return len({m.topics for m in self.members.values()}) <= 1
 
 
-def flat(assignment: Assignment) -> list[TopicIdPartition]:
+def flatten(assignment: Assignment) -> list[TopicIdPartition]:
     """The partitions of an assignment, in order of topic id and index."""
     return [(t, p) for t in sorted(assignment) for p in sorted(assignment[t])]
 
 
-def grouped(partitions: Iterable[TopicIdPartition]) -> Assignment:
+def group_by_topic(partitions: Iterable[TopicIdPartition]) -> Assignment:
     """The assignment of these partitions."""
     topics: dict[UUID, set[int]] = {}
     for topic, partition in partitions:
@@ -66,21 +70,23 @@ def grouped(partitions: Iterable[TopicIdPartition]) -> Assignment:
     return {t: frozenset(topics[t]) for t in sorted(topics)}
 
 
-def on_wire(assignment: Mapping[UUID, Collection[int]]) -> list[dict[str, object]]:
+def to_wire(
+    assignment: Mapping[UUID, Collection[int]],
+) -> list[responses.ConsumerGroupHeartbeatTopicPartitions]:
     """The `TopicPartitions` array of responses and records."""
     return [{"topic_id": t, "partitions": sorted(assignment[t])} for t in sorted(assignment)]
 
 
 def from_wire(topics: Iterable[Mapping[str, object]]) -> Assignment:
     """Read the `TopicPartitions` array of a record."""
-    found: dict[UUID, frozenset[int]] = {}
+    assignment: dict[UUID, frozenset[int]] = {}
     for topic in topics:
         partitions = frozenset(topic["partitions"])  # type: ignore[call-overload]
         if partitions:
-            found[topic["topic_id"]] = partitions  # type: ignore[index]
-    return found
+            assignment[topic["topic_id"]] = partitions  # type: ignore[index]
+    return assignment
 
 
-def subscribed(spec: GroupSpec, topic: UUID) -> Iterator[str]:
+def find_subscribers(spec: GroupSpec, topic: UUID) -> Iterator[str]:
     """The ids of the members subscribed to a topic, in order."""
     return (m for m in sorted(spec.members) if topic in spec.members[m].topics)

@@ -1,7 +1,7 @@
 """The registry of groups by id, and the interfaces of groups and of the kinds of a shard.
 
 The first use of a group id fixes its type. Requests of another type then get GROUP_ID_NOT_FOUND.
-The kinds of a shard (offsets, classic, consumer, share, streams) share one `Context`.
+The kinds of a shard (offsets, classic, consumer, share, streams) share one `ShardContext`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
-from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
+from shoal.coordinator.contract import (
+    CoordinatorRecord,
+    CoordinatorResult,
+    RecordOrigin,
+    Reply,
+    Token,
+)
 from shoal.coordinator.deadlines import Deadlines, Key
 from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -20,8 +26,9 @@ from shoal.protocol.errors import ApiError, ErrorCode
 if TYPE_CHECKING:
     from shoal.coordinator.group.records import RecordType
     from shoal.coordinator.group.settings import GroupSettings
+    from shoal.protocol.responses import groups as responses
 
-Replay = Callable[[dict[str, Any], dict[str, Any] | None, Replayed], None]
+Replay = Callable[[dict[str, Any], dict[str, Any] | None, RecordOrigin], None]
 #: Checks one partition of an offset commit: (topic name, topic id, partition) -> error.
 CommitCheck = Callable[[str, UUID | None, int], ErrorCode]
 
@@ -72,7 +79,7 @@ class Group(Protocol):
     ) -> CommitCheck | None:
         """Raise `ApiError` unless the member may commit. May return a check for each partition."""
 
-    def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
+    def on_offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
         """A member has committed offsets, which may extend its session."""
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
@@ -84,23 +91,23 @@ class Group(Protocol):
     def check_delete(self) -> None:
         """Raise `ApiError` unless the group may be deleted."""
 
-    def subscribes_to(self, topic: str) -> bool:
+    def is_subscribed_to(self, topic: str) -> bool:
         """Whether a member subscribes to the topic, so that its offsets must not be deleted."""
 
-    def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
+    def compute_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
         """When the retention of an offset starts; None while the group is in use."""
 
-    def tombstones(self) -> Sequence[Record]:
+    def build_tombstones(self) -> Sequence[CoordinatorRecord]:
         """The tombstones that delete the group."""
 
-    def hard_state(self) -> Any:
+    def get_hard_state(self) -> Any:
         """The persisted state, which a rebuilt group must equal; None if there is none."""
 
 
 G = TypeVar("G", bound=Group)
 
 
-class Groups:
+class GroupRegistry:
     """Groups of every type by id."""
 
     def __init__(self) -> None:
@@ -125,15 +132,15 @@ class Groups:
             raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} not found.")
         return group
 
-    def find_of(self, group_id: str, kind: type[G]) -> G:
+    def find_as(self, group_id: str, kind: type[G]) -> G:
         """The group if it is of that class. Raises GROUP_ID_NOT_FOUND."""
         group = self.find(group_id)
         if not isinstance(group, kind):
             # In a class with slots, only the dataclass description has the default of a field.
-            described = getattr(kind, "__dataclass_fields__", {}).get("type")
-            wanted = "such" if described is None else described.default
+            type_field = getattr(kind, "__dataclass_fields__", {}).get("type")
+            type_name = "such" if type_field is None else type_field.default
             raise ApiError(
-                ErrorCode.group_id_not_found, f"Group {group_id} is not a {wanted} group."
+                ErrorCode.group_id_not_found, f"Group {group_id} is not a {type_name} group."
             )
         return group
 
@@ -145,46 +152,46 @@ class Groups:
 
 
 @dataclass(slots=True)
-class Draft:
+class ResultDraft:
     """The records, replies and effects of a decision that is being made."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[CoordinatorRecord] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     effects: list[Any] = field(default_factory=list)
 
     def reply(self, token: Token, response: Mapping[str, Any]) -> None:
         self.replies.append(Reply(token, response))
 
-    def add(self, other: Result) -> None:
-        self.records.extend(other.records)
-        self.replies.extend(other.replies)
-        self.effects.extend(other.effects)
+    def add(self, result: CoordinatorResult) -> None:
+        self.records.extend(result.records)
+        self.replies.extend(result.replies)
+        self.effects.extend(result.effects)
 
-    def result(self) -> Result:
-        return Result(self.records, self.replies, self.effects)
+    def to_result(self) -> CoordinatorResult:
+        return CoordinatorResult(self.records, self.replies, self.effects)
 
 
 class ClassicBridge(Protocol):
     """Serves members of the classic protocol in consumer groups.
 
-    Each method takes the same request as its namesake of `classic_membership.ClassicGroups`.
+    Each method takes the same request as its namesake of `classic_membership.ClassicGroupManager`.
     """
 
-    def join(self, request: Any, now_ms: int, token: Token) -> Result: ...
+    def join(self, request: Any, now_ms: int, token: Token) -> CoordinatorResult: ...
 
-    def sync(self, request: Any, now_ms: int, token: Token) -> Result: ...
+    def sync(self, request: Any, now_ms: int, token: Token) -> CoordinatorResult: ...
 
-    def heartbeat(self, request: Any, now_ms: int, token: Token) -> Result: ...
+    def heartbeat(self, request: Any, now_ms: int, token: Token) -> CoordinatorResult: ...
 
-    def leave(self, request: Any, now_ms: int, token: Token) -> Result: ...
+    def leave(self, request: Any, now_ms: int, token: Token) -> CoordinatorResult: ...
 
 
 @dataclass(slots=True)
-class Context:
+class ShardContext:
     """The state that the kinds of one shard share."""
 
     settings: GroupSettings
-    groups: Groups = field(default_factory=Groups)
+    groups: GroupRegistry = field(default_factory=GroupRegistry)
     deadlines: Deadlines = field(default_factory=Deadlines)
     #: The cluster's metadata as of the last change.
     image: MetadataImage = field(default_factory=MetadataImage)
@@ -192,7 +199,7 @@ class Context:
     bridge: ClassicBridge | None = None
 
 
-class Kind(Protocol):
+class ShardComponent(Protocol):
     """One part of a shard: the groups of one type, or the offsets.
 
     `name` starts the keys of its deadlines. `replays` has the replay of each of its record types.
@@ -204,16 +211,18 @@ class Kind(Protocol):
     @property
     def replays(self) -> Mapping[RecordType, Replay]: ...
 
-    def loaded(self, now_ms: int) -> None:
+    def on_loaded(self, now_ms: int) -> None:
         """Set the deadlines of the loaded state. The log has been replayed."""
 
-    def due(self, key: Key, now_ms: int) -> Result:
+    def on_deadline(self, key: Key, now_ms: int) -> CoordinatorResult:
         """Serve a deadline of this kind that has passed."""
 
-    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
+    def on_metadata_changed(
+        self, deleted: Sequence[tuple[str, UUID]], now_ms: int
+    ) -> CoordinatorResult:
         """The context has a new image. `deleted` has the deleted topics, as (name, id)."""
 
 
-def code(error: ErrorCode) -> Mapping[str, Any]:
-    """A response that has only an error."""
+def make_error_response(error: ErrorCode) -> responses.HeartbeatResponse:
+    """A response of Heartbeat, or of another API that has only an error."""
     return {"error_code": error}

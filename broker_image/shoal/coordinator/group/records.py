@@ -13,10 +13,10 @@ from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.contract import Record
+from shoal.coordinator.contract import CoordinatorRecord
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
-from shoal.protocol.schema import Column, Message, versions
+from shoal.protocol.schema import FieldSpec, MessageSpec, parse_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ class RecordType(IntEnum):
     KEY_RANGES_IN_TRANSACTION = 1000
 
 
-class Decoded(NamedTuple):
+class DecodedGroupRecord(NamedTuple):
     """The fields of a record. `value` is None for a tombstone."""
 
     type: RecordType
@@ -66,87 +66,91 @@ class Decoded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RecordLayout:
     """Key and value of one record type, and the version in which values are written.
 
     The version is the one that Kafka 4.3 writes: older brokers and tools read it.
     """
 
-    key: Message
-    value: Message
+    key: MessageSpec
+    value: MessageSpec
     version: int = 0
 
 
-def _names(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name, "string") for name in names)
+def _make_columns(*names: str) -> tuple[FieldSpec, ...]:
+    return tuple(FieldSpec(name, "string") for name in names)
 
 
-def _key(*columns: Column) -> Message:
-    return Message("Key", "0", columns)
+def _make_key(*columns: FieldSpec) -> MessageSpec:
+    return MessageSpec("Key", "0", columns)
 
 
-def _value(*columns: Column, name: str = "Value") -> Message:
-    return Message(name, "0", columns, flexible="0+")
+def _make_value(*columns: FieldSpec, name: str = "Value") -> MessageSpec:
+    return MessageSpec(name, "0", columns, flexible="0+")
 
 
-_GROUP = _key(*_names("group_id"))
-_MEMBER = _key(*_names("group_id", "member_id"))
-_TOPIC_PARTITIONS = (Column("topic_id", "uuid"), Column("partitions", "[]int32"))
+_GROUP = _make_key(*_make_columns("group_id"))
+_MEMBER = _make_key(*_make_columns("group_id", "member_id"))
+_TOPIC_PARTITIONS = (FieldSpec("topic_id", "uuid"), FieldSpec("partitions", "[]int32"))
 _OWNED = _TOPIC_PARTITIONS + (
-    Column("assignment_epochs", "[]int32", nullable="0+", tagged="0+", tag=0),
+    FieldSpec("assignment_epochs", "[]int32", nullable="0+", tagged="0+", tag=0),
 )
 #: Partitions that are shared by key ranges. Shoal's own, which Kafka ignores (`key_slots`).
-_HASHES = (Column("first_hash", "int64"), Column("last_hash", "int64"))
-_SHARED = (Column("topic_id", "uuid"), Column("partition", "int32"), Column("ranges", _HASHES))
-_OWNED_SHARED = (*_SHARED, Column("assignment_epoch", "int32"))
+_HASHES = (FieldSpec("first_hash", "int64"), FieldSpec("last_hash", "int64"))
+_SHARED = (
+    FieldSpec("topic_id", "uuid"),
+    FieldSpec("partition", "int32"),
+    FieldSpec("ranges", _HASHES),
+)
+_OWNED_SHARED = (*_SHARED, FieldSpec("assignment_epoch", "int32"))
 _NAMED_PARTITIONS = (
-    Column("topic_id", "uuid"),
-    Column("topic_name", "string"),
-    Column("partitions", "[]int32"),
+    FieldSpec("topic_id", "uuid"),
+    FieldSpec("topic_name", "string"),
+    FieldSpec("partitions", "[]int32"),
 )
 _KEY_RANGE = (
-    Column("first_hash", "int64"),
-    Column("last_hash", "int64"),
-    Column("position", "int64"),
-    Column("finished", "bytes"),
-    Column("gap_timestamp", "int64", default=-1),
+    FieldSpec("first_hash", "int64"),
+    FieldSpec("last_hash", "int64"),
+    FieldSpec("position", "int64"),
+    FieldSpec("finished", "bytes"),
+    FieldSpec("gap_timestamp", "int64", default=-1),
 )
-_PARTITION = Column("partition", "int32")
-_OFFSET_KEY = _key(*_names("group", "topic"), _PARTITION)
-_ASSIGNMENT_METADATA = _value(
-    Column("assignment_epoch", "int32"),
-    Column("assignment_timestamp", "int64", tagged="0+", tag=0),
+_PARTITION = FieldSpec("partition", "int32")
+_OFFSET_KEY = _make_key(*_make_columns("group", "topic"), _PARTITION)
+_ASSIGNMENT_METADATA = _make_value(
+    FieldSpec("assignment_epoch", "int32"),
+    FieldSpec("assignment_timestamp", "int64", tagged="0+", tag=0),
 )
-_TARGET_MEMBER = _value(Column("topic_partitions", _TOPIC_PARTITIONS))
-_CONSUMER_TARGET_MEMBER = _value(
-    Column("topic_partitions", _TOPIC_PARTITIONS),
-    Column("key_ranges", _SHARED, tagged="0+", tag=1000),
+_TARGET_MEMBER = _make_value(FieldSpec("topic_partitions", _TOPIC_PARTITIONS))
+_CONSUMER_TARGET_MEMBER = _make_value(
+    FieldSpec("topic_partitions", _TOPIC_PARTITIONS),
+    FieldSpec("key_ranges", _SHARED, tagged="0+", tag=1000),
 )
 
 _CLASSIC_MEMBER = (
-    Column("member_id", "string"),
-    Column("group_instance_id", "string", "3+", nullable="3+"),
-    Column("client_id", "string"),
-    Column("client_host", "string"),
-    Column("rebalance_timeout", "int32", "1+", default=-1),
-    Column("session_timeout", "int32"),
-    Column("subscription", "bytes"),
-    Column("assignment", "bytes"),
+    FieldSpec("member_id", "string"),
+    FieldSpec("group_instance_id", "string", "3+", nullable="3+"),
+    FieldSpec("client_id", "string"),
+    FieldSpec("client_host", "string"),
+    FieldSpec("rebalance_timeout", "int32", "1+", default=-1),
+    FieldSpec("session_timeout", "int32"),
+    FieldSpec("subscription", "bytes"),
+    FieldSpec("assignment", "bytes"),
 )
 _CLASSIC_PROTOCOLS = (
-    Column("session_timeout_ms", "int32"),
-    Column("supported_protocols", (Column("name", "string"), Column("metadata", "bytes"))),
+    FieldSpec("session_timeout_ms", "int32"),
+    FieldSpec("supported_protocols", (FieldSpec("name", "string"), FieldSpec("metadata", "bytes"))),
 )
-_CONSUMER_MEMBER = _value(
-    Column("instance_id", "string", nullable="0+"),
-    Column("rack_id", "string", nullable="0+"),
-    Column("client_id", "string"),
-    Column("client_host", "string"),
-    Column("subscribed_topic_names", "[]string"),
-    Column("subscribed_topic_regex", "string", nullable="0+"),
-    Column("rebalance_timeout_ms", "int32", default=-1),
-    Column("server_assignor", "string", nullable="0+"),
-    Column(
+_CONSUMER_MEMBER = _make_value(
+    FieldSpec("instance_id", "string", nullable="0+"),
+    FieldSpec("rack_id", "string", nullable="0+"),
+    FieldSpec("client_id", "string"),
+    FieldSpec("client_host", "string"),
+    FieldSpec("subscribed_topic_names", "[]string"),
+    FieldSpec("subscribed_topic_regex", "string", nullable="0+"),
+    FieldSpec("rebalance_timeout_ms", "int32", default=-1),
+    FieldSpec("server_assignor", "string", nullable="0+"),
+    FieldSpec(
         "classic_member_metadata",
         _CLASSIC_PROTOCOLS,
         nullable="0+",
@@ -155,288 +159,301 @@ _CONSUMER_MEMBER = _value(
         struct=True,
     ),
     # Shoal's own: the version of the hash of a member that shares partitions by key ranges.
-    Column("key_hash_version", "int8", tagged="0+", tag=1000),
+    FieldSpec("key_hash_version", "int8", tagged="0+", tag=1000),
 )
-_PARTITION_METADATA = _value(
-    Column(
+_PARTITION_METADATA = _make_value(
+    FieldSpec(
         "topics",
         (
-            Column("topic_id", "uuid"),
-            Column("topic_name", "string"),
-            Column("num_partitions", "int32"),
-            Column(
+            FieldSpec("topic_id", "uuid"),
+            FieldSpec("topic_name", "string"),
+            FieldSpec("num_partitions", "int32"),
+            FieldSpec(
                 "partition_metadata",
-                (Column("partition", "int32"), Column("racks", "[]string")),
+                (FieldSpec("partition", "int32"), FieldSpec("racks", "[]string")),
             ),
         ),
     )
 )
-_KEY_VALUES = (Column("key", "string"), Column("value", "string"))
-_TASKS = (Column("subtopology_id", "string"), Column("partitions", "[]int32"))
-_OWNED_TASKS = _TASKS + (Column("assignment_epochs", "[]int32", nullable="0+", tagged="0+", tag=0),)
+_KEY_VALUES = (FieldSpec("key", "string"), FieldSpec("value", "string"))
+_TASKS = (FieldSpec("subtopology_id", "string"), FieldSpec("partitions", "[]int32"))
+_OWNED_TASKS = _TASKS + (
+    FieldSpec("assignment_epochs", "[]int32", nullable="0+", tagged="0+", tag=0),
+)
 _TASK_ROLES = ("active_tasks", "standby_tasks", "warmup_tasks")
-_STREAMS_MEMBER = _value(
-    Column("instance_id", "string", nullable="0+"),
-    Column("rack_id", "string", nullable="0+"),
-    *_names("client_id", "client_host"),
-    Column("rebalance_timeout_ms", "int32", default=-1),
-    Column("topology_epoch", "int32"),
-    Column("process_id", "string"),
-    Column(
+_STREAMS_MEMBER = _make_value(
+    FieldSpec("instance_id", "string", nullable="0+"),
+    FieldSpec("rack_id", "string", nullable="0+"),
+    *_make_columns("client_id", "client_host"),
+    FieldSpec("rebalance_timeout_ms", "int32", default=-1),
+    FieldSpec("topology_epoch", "int32"),
+    FieldSpec("process_id", "string"),
+    FieldSpec(
         "user_endpoint",
-        (Column("host", "string"), Column("port", "uint16")),
+        (FieldSpec("host", "string"), FieldSpec("port", "uint16")),
         nullable="0+",
         struct=True,
     ),
-    Column("client_tags", _KEY_VALUES),
+    FieldSpec("client_tags", _KEY_VALUES),
 )
 _INTERNAL_TOPIC = (
-    Column("name", "string"),
-    Column("partitions", "int32"),
-    Column("replication_factor", "int16"),
-    Column("topic_configs", _KEY_VALUES),
+    FieldSpec("name", "string"),
+    FieldSpec("partitions", "int32"),
+    FieldSpec("replication_factor", "int16"),
+    FieldSpec("topic_configs", _KEY_VALUES),
 )
 _SUBTOPOLOGY = (
-    Column("subtopology_id", "string"),
-    Column("source_topics", "[]string"),
-    Column("source_topic_regex", "[]string"),
-    Column("state_changelog_topics", _INTERNAL_TOPIC),
-    Column("repartition_sink_topics", "[]string"),
-    Column("repartition_source_topics", _INTERNAL_TOPIC),
-    Column(
+    FieldSpec("subtopology_id", "string"),
+    FieldSpec("source_topics", "[]string"),
+    FieldSpec("source_topic_regex", "[]string"),
+    FieldSpec("state_changelog_topics", _INTERNAL_TOPIC),
+    FieldSpec("repartition_sink_topics", "[]string"),
+    FieldSpec("repartition_source_topics", _INTERNAL_TOPIC),
+    FieldSpec(
         "copartition_groups",
         (
-            Column("source_topics", "[]int16"),
-            Column("source_topic_regex", "[]int16"),
-            Column("repartition_source_topics", "[]int16"),
+            FieldSpec("source_topics", "[]int16"),
+            FieldSpec("source_topic_regex", "[]int16"),
+            FieldSpec("repartition_source_topics", "[]int16"),
         ),
     ),
 )
 
-LAYOUTS: Mapping[RecordType, Layout] = {
-    RecordType.LEGACY_OFFSET_COMMIT: Layout(
+LAYOUTS: Mapping[RecordType, RecordLayout] = {
+    RecordType.LEGACY_OFFSET_COMMIT: RecordLayout(
         _OFFSET_KEY,
-        Message(
+        MessageSpec(
             "LegacyOffsetCommitValue",
             "0",
             (
-                Column("offset", "int64"),
-                Column("metadata", "string"),
-                Column("commit_timestamp", "int64"),
+                FieldSpec("offset", "int64"),
+                FieldSpec("metadata", "string"),
+                FieldSpec("commit_timestamp", "int64"),
             ),
         ),
     ),
-    RecordType.OFFSET_COMMIT: Layout(
+    RecordType.OFFSET_COMMIT: RecordLayout(
         _OFFSET_KEY,
-        Message(
+        MessageSpec(
             "OffsetCommitValue",
             "0-4",
             (
-                Column("offset", "int64"),
-                Column("leader_epoch", "int32", "3+", default=-1),
-                Column("metadata", "string"),
-                Column("commit_timestamp", "int64"),
-                Column("expire_timestamp", "int64", "1", default=-1),
-                Column("topic_id", "uuid", "4+", tagged="4+", tag=0),
+                FieldSpec("offset", "int64"),
+                FieldSpec("leader_epoch", "int32", "3+", default=-1),
+                FieldSpec("metadata", "string"),
+                FieldSpec("commit_timestamp", "int64"),
+                FieldSpec("expire_timestamp", "int64", "1", default=-1),
+                FieldSpec("topic_id", "uuid", "4+", tagged="4+", tag=0),
                 # Shoal's own, which Kafka ignores (`individual_commit`).
-                Column("key_ranges", _KEY_RANGE, "4+", tagged="4+", tag=1000),
+                FieldSpec("key_ranges", _KEY_RANGE, "4+", tagged="4+", tag=1000),
                 # The offset of the record that replaced all key ranges last, if it is not this one;
                 # -1 if there is none.
-                Column("replaced_at", "int64", "4+", tagged="4+", tag=1001, default=THIS_RECORD),
+                FieldSpec("replaced_at", "int64", "4+", tagged="4+", tag=1001, default=THIS_RECORD),
             ),
             flexible="4+",
         ),
         version=4,
     ),
-    RecordType.KEY_RANGES_IN_TRANSACTION: Layout(
-        _key(*_names("group", "topic"), _PARTITION, Column("producer_id", "int64")),
-        _value(
-            Column("key_ranges", _KEY_RANGE),
-            Column("leader_epoch", "int32"),
-            Column("metadata", "string"),
-            Column("commit_timestamp", "int64"),
-            Column("topic_id", "uuid"),
+    RecordType.KEY_RANGES_IN_TRANSACTION: RecordLayout(
+        _make_key(*_make_columns("group", "topic"), _PARTITION, FieldSpec("producer_id", "int64")),
+        _make_value(
+            FieldSpec("key_ranges", _KEY_RANGE),
+            FieldSpec("leader_epoch", "int32"),
+            FieldSpec("metadata", "string"),
+            FieldSpec("commit_timestamp", "int64"),
+            FieldSpec("topic_id", "uuid"),
         ),
     ),
-    RecordType.GROUP_METADATA: Layout(
-        _key(*_names("group")),
-        Message(
+    RecordType.GROUP_METADATA: RecordLayout(
+        _make_key(*_make_columns("group")),
+        MessageSpec(
             "GroupMetadataValue",
             "0-4",
             (
-                Column("protocol_type", "string"),
-                Column("generation", "int32"),
-                Column("protocol", "string", nullable="0+"),
-                Column("leader", "string", nullable="0+"),
-                Column("current_state_timestamp", "int64", "2+", default=-1),
-                Column("members", _CLASSIC_MEMBER),
+                FieldSpec("protocol_type", "string"),
+                FieldSpec("generation", "int32"),
+                FieldSpec("protocol", "string", nullable="0+"),
+                FieldSpec("leader", "string", nullable="0+"),
+                FieldSpec("current_state_timestamp", "int64", "2+", default=-1),
+                FieldSpec("members", _CLASSIC_MEMBER),
             ),
             flexible="4+",
         ),
         version=3,
     ),
-    RecordType.CONSUMER_GROUP_METADATA: Layout(
+    RecordType.CONSUMER_GROUP_METADATA: RecordLayout(
         _GROUP,
-        _value(
-            Column("epoch", "int32"),
-            Column("metadata_hash", "int64", tagged="0+", tag=0),
+        _make_value(
+            FieldSpec("epoch", "int32"),
+            FieldSpec("metadata_hash", "int64", tagged="0+", tag=0),
         ),
     ),
-    RecordType.CONSUMER_GROUP_PARTITION_METADATA: Layout(_GROUP, _PARTITION_METADATA),
-    RecordType.CONSUMER_GROUP_MEMBER_METADATA: Layout(_MEMBER, _CONSUMER_MEMBER),
-    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA: Layout(_GROUP, _ASSIGNMENT_METADATA),
-    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER: Layout(_MEMBER, _CONSUMER_TARGET_MEMBER),
-    RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT: Layout(
+    RecordType.CONSUMER_GROUP_PARTITION_METADATA: RecordLayout(_GROUP, _PARTITION_METADATA),
+    RecordType.CONSUMER_GROUP_MEMBER_METADATA: RecordLayout(_MEMBER, _CONSUMER_MEMBER),
+    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA: RecordLayout(
+        _GROUP, _ASSIGNMENT_METADATA
+    ),
+    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER: RecordLayout(
+        _MEMBER, _CONSUMER_TARGET_MEMBER
+    ),
+    RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT: RecordLayout(
         _MEMBER,
-        _value(
-            Column("member_epoch", "int32"),
-            Column("previous_member_epoch", "int32"),
-            Column("state", "int8"),
-            Column("assigned_partitions", _OWNED),
-            Column("partitions_pending_revocation", _OWNED),
-            Column("assigned_key_ranges", _OWNED_SHARED, tagged="0+", tag=1000),
-            Column("key_ranges_pending_revocation", _OWNED_SHARED, tagged="0+", tag=1001),
+        _make_value(
+            FieldSpec("member_epoch", "int32"),
+            FieldSpec("previous_member_epoch", "int32"),
+            FieldSpec("state", "int8"),
+            FieldSpec("assigned_partitions", _OWNED),
+            FieldSpec("partitions_pending_revocation", _OWNED),
+            FieldSpec("assigned_key_ranges", _OWNED_SHARED, tagged="0+", tag=1000),
+            FieldSpec("key_ranges_pending_revocation", _OWNED_SHARED, tagged="0+", tag=1001),
         ),
     ),
-    RecordType.SHARE_GROUP_MEMBER_METADATA: Layout(
+    RecordType.SHARE_GROUP_MEMBER_METADATA: RecordLayout(
         _MEMBER,
-        _value(
-            Column("rack_id", "string", nullable="0+"),
-            Column("client_id", "string"),
-            Column("client_host", "string"),
-            Column("subscribed_topic_names", "[]string"),
+        _make_value(
+            FieldSpec("rack_id", "string", nullable="0+"),
+            FieldSpec("client_id", "string"),
+            FieldSpec("client_host", "string"),
+            FieldSpec("subscribed_topic_names", "[]string"),
         ),
     ),
-    RecordType.SHARE_GROUP_METADATA: Layout(
-        _GROUP, _value(Column("epoch", "int32"), Column("metadata_hash", "int64"))
+    RecordType.SHARE_GROUP_METADATA: RecordLayout(
+        _GROUP, _make_value(FieldSpec("epoch", "int32"), FieldSpec("metadata_hash", "int64"))
     ),
-    RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA: Layout(_GROUP, _ASSIGNMENT_METADATA),
-    RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER: Layout(_MEMBER, _TARGET_MEMBER),
-    RecordType.SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT: Layout(
+    RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA: RecordLayout(_GROUP, _ASSIGNMENT_METADATA),
+    RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER: RecordLayout(_MEMBER, _TARGET_MEMBER),
+    RecordType.SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT: RecordLayout(
         _MEMBER,
-        _value(
-            Column("member_epoch", "int32"),
-            Column("previous_member_epoch", "int32"),
-            Column("state", "int8"),
-            Column("assigned_partitions", _TOPIC_PARTITIONS),
+        _make_value(
+            FieldSpec("member_epoch", "int32"),
+            FieldSpec("previous_member_epoch", "int32"),
+            FieldSpec("state", "int8"),
+            FieldSpec("assigned_partitions", _TOPIC_PARTITIONS),
         ),
     ),
-    RecordType.SHARE_GROUP_STATE_PARTITION_METADATA: Layout(
+    RecordType.SHARE_GROUP_STATE_PARTITION_METADATA: RecordLayout(
         _GROUP,
-        _value(
-            Column("initializing_topics", _NAMED_PARTITIONS),
-            Column("initialized_topics", _NAMED_PARTITIONS),
-            Column("deleting_topics", (Column("topic_id", "uuid"), Column("topic_name", "string"))),
+        _make_value(
+            FieldSpec("initializing_topics", _NAMED_PARTITIONS),
+            FieldSpec("initialized_topics", _NAMED_PARTITIONS),
+            FieldSpec(
+                "deleting_topics",
+                (FieldSpec("topic_id", "uuid"), FieldSpec("topic_name", "string")),
+            ),
         ),
     ),
-    RecordType.CONSUMER_GROUP_REGULAR_EXPRESSION: Layout(
-        _key(*_names("group_id", "regular_expression")),
-        _value(
-            Column("topics", "[]string"),
-            Column("version", "int64"),
-            Column("timestamp", "int64"),
+    RecordType.CONSUMER_GROUP_REGULAR_EXPRESSION: RecordLayout(
+        _make_key(*_make_columns("group_id", "regular_expression")),
+        _make_value(
+            FieldSpec("topics", "[]string"),
+            FieldSpec("version", "int64"),
+            FieldSpec("timestamp", "int64"),
         ),
     ),
-    RecordType.STREAMS_GROUP_METADATA: Layout(
+    RecordType.STREAMS_GROUP_METADATA: RecordLayout(
         _GROUP,
-        _value(
-            Column("epoch", "int32"),
-            Column("metadata_hash", "int64"),
-            Column("validated_topology_epoch", "int32", tagged="0+", tag=0, default=-1),
-            Column("last_assignment_configs", _KEY_VALUES, nullable="0+", tagged="0+", tag=1),
+        _make_value(
+            FieldSpec("epoch", "int32"),
+            FieldSpec("metadata_hash", "int64"),
+            FieldSpec("validated_topology_epoch", "int32", tagged="0+", tag=0, default=-1),
+            FieldSpec("last_assignment_configs", _KEY_VALUES, nullable="0+", tagged="0+", tag=1),
         ),
     ),
-    RecordType.STREAMS_GROUP_MEMBER_METADATA: Layout(_MEMBER, _STREAMS_MEMBER),
-    RecordType.STREAMS_GROUP_TARGET_ASSIGNMENT_METADATA: Layout(_GROUP, _ASSIGNMENT_METADATA),
-    RecordType.STREAMS_GROUP_TARGET_ASSIGNMENT_MEMBER: Layout(
-        _MEMBER, _value(*(Column(role, _TASKS) for role in _TASK_ROLES))
+    RecordType.STREAMS_GROUP_MEMBER_METADATA: RecordLayout(_MEMBER, _STREAMS_MEMBER),
+    RecordType.STREAMS_GROUP_TARGET_ASSIGNMENT_METADATA: RecordLayout(_GROUP, _ASSIGNMENT_METADATA),
+    RecordType.STREAMS_GROUP_TARGET_ASSIGNMENT_MEMBER: RecordLayout(
+        _MEMBER, _make_value(*(FieldSpec(role, _TASKS) for role in _TASK_ROLES))
     ),
-    RecordType.STREAMS_GROUP_CURRENT_MEMBER_ASSIGNMENT: Layout(
+    RecordType.STREAMS_GROUP_CURRENT_MEMBER_ASSIGNMENT: RecordLayout(
         _MEMBER,
-        _value(
-            Column("member_epoch", "int32"),
-            Column("previous_member_epoch", "int32"),
-            Column("state", "int8"),
-            *(Column(role, _OWNED_TASKS) for role in _TASK_ROLES),
-            *(Column(f"{role}_pending_revocation", _OWNED_TASKS) for role in _TASK_ROLES),
+        _make_value(
+            FieldSpec("member_epoch", "int32"),
+            FieldSpec("previous_member_epoch", "int32"),
+            FieldSpec("state", "int8"),
+            *(FieldSpec(role, _OWNED_TASKS) for role in _TASK_ROLES),
+            *(FieldSpec(f"{role}_pending_revocation", _OWNED_TASKS) for role in _TASK_ROLES),
         ),
     ),
-    RecordType.STREAMS_GROUP_TOPOLOGY: Layout(
+    RecordType.STREAMS_GROUP_TOPOLOGY: RecordLayout(
         _GROUP,
-        _value(Column("epoch", "int32"), Column("subtopologies", _SUBTOPOLOGY)),
+        _make_value(FieldSpec("epoch", "int32"), FieldSpec("subtopologies", _SUBTOPOLOGY)),
     ),
 }
 
 
 @cache
-def _writers(kind: RecordType, version: int) -> tuple[bytes, Writer, bytes, Writer]:
+def _get_writers(kind: RecordType, version: int) -> tuple[bytes, Writer, bytes, Writer]:
     """The first bytes of a key and of a value of that version, and the writers of the rest."""
     layout = LAYOUTS[kind]
     return (
         _INT16.pack(kind),
-        compiler.writer(layout.key.at(0)),
+        compiler.get_writer(layout.key.get_struct(0)),
         _INT16.pack(version),
-        compiler.writer(layout.value.at(version)),
+        compiler.get_writer(layout.value.get_struct(version)),
     )
 
 
 @cache
-def _key_reader(number: int) -> tuple[RecordType, Reader] | None:
+def _get_key_reader(number: int) -> tuple[RecordType, Reader] | None:
     """The reader of keys of that type; None for an unknown type."""
     layout = LAYOUTS.get(number)  # type: ignore[call-overload]
-    return None if layout is None else (RecordType(number), compiler.reader(layout.key.at(0)))
+    return (
+        None
+        if layout is None
+        else (RecordType(number), compiler.get_reader(layout.key.get_struct(0)))
+    )
 
 
 @cache
-def _value_reader(kind: RecordType, version: int) -> Reader | None:
+def _get_value_reader(kind: RecordType, version: int) -> Reader | None:
     """The reader of values of that version; None for an unknown version."""
     message = LAYOUTS[kind].value
-    known = version in versions(message.versions)
-    return compiler.reader(message.at(version)) if known else None
+    is_known = version in parse_versions(message.versions)
+    return compiler.get_reader(message.get_struct(version)) if is_known else None
 
 
-def record(
+def encode_record(
     kind: RecordType,
     key: Mapping[str, Any],
     value: Mapping[str, Any] | None,
     version: int | None = None,
-) -> Record:
+) -> CoordinatorRecord:
     """Encode a record; without a `value` a tombstone."""
     if version is None:
         version = LAYOUTS[kind].version
-    key_head, write_key, value_head, write_value = _writers(kind, version)
+    key_head, write_key, value_head, write_value = _get_writers(kind, version)
     head = bytearray(key_head)
     write_key(head, key)
     if value is None:
-        return Record(bytes(head), None)
+        return CoordinatorRecord(bytes(head), None)
     body = bytearray(value_head)
     write_value(body, value)
-    return Record(bytes(head), bytes(body))
+    return CoordinatorRecord(bytes(head), bytes(body))
 
 
-def tombstone(kind: RecordType, **key: Any) -> Record:
+def encode_tombstone(kind: RecordType, **key: Any) -> CoordinatorRecord:
     """Encode the tombstone of a key."""
-    return record(kind, key, None)
+    return encode_record(kind, key, None)
 
 
-def decode(stored: Record) -> Decoded | None:
+def decode(stored: CoordinatorRecord) -> DecodedGroupRecord | None:
     """Return the fields of a record; None for an unknown type or version.
 
     Raises `WireError` for bytes that do not fit the layout.
     """
     if len(stored.key) < 2:
         raise WireError(f"a record key of {len(stored.key)} bytes")
-    known = _key_reader(_INT16.unpack_from(stored.key)[0])
-    if known is None:
+    reader = _get_key_reader(_INT16.unpack_from(stored.key)[0])
+    if reader is None:
         return None
-    kind, read_key = known
+    kind, read_key = reader
     key, _ = read_key(memoryview(stored.key), 2)
     if stored.value is None:
-        return Decoded(kind, key, None)
+        return DecodedGroupRecord(kind, key, None)
     if len(stored.value) < 2:
         raise WireError(f"a record value of {len(stored.value)} bytes")
-    read_value = _value_reader(kind, _INT16.unpack_from(stored.value)[0])
+    read_value = _get_value_reader(kind, _INT16.unpack_from(stored.value)[0])
     if read_value is None:
         return None
     value, _ = read_value(memoryview(stored.value), 2)
-    return Decoded(kind, key, value)
+    return DecodedGroupRecord(kind, key, value)

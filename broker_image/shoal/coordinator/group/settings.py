@@ -65,11 +65,11 @@ class GroupSettings:
         return self.offsets_retention_minutes * 60_000
 
     @classmethod
-    def of(cls, properties: Mapping[str, Any]) -> GroupSettings:
+    def from_properties(cls, properties: Mapping[str, Any]) -> GroupSettings:
         """Read the broker configs. Missing ones have Kafka's defaults."""
-        given = ((f, properties.get(PROPERTIES[f.name])) for f in fields(cls))
+        values = ((f, properties.get(PROPERTIES[f.name])) for f in fields(cls))
         kinds = {f.name: type(getattr(cls(), f.name)) for f in fields(cls)}
-        return cls(**{f.name: kinds[f.name](v) for f, v in given if v is not None})
+        return cls(**{f.name: kinds[f.name](v) for f, v in values if v is not None})
 
 
 PROPERTIES = {f.name: f.name.replace("_", ".") for f in fields(GroupSettings)}

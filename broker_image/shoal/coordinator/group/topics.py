@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.metadata.image import MetadataImage
+    from shoal.protocol.responses import groups as responses
 
 
 KEY_RANGES_ENABLE = "shoal.key.ranges.enable"
 
 
-class Catalog:
+class TopicCatalog:
     """The topics of one metadata image."""
 
     def __init__(self, image: MetadataImage) -> None:
@@ -30,57 +31,59 @@ class Catalog:
         """The version of the metadata, which increases with every change."""
         return self._image.offset
 
-    def ids_of(self, names: Iterable[str]) -> frozenset[UUID]:
+    def get_ids(self, names: Iterable[str]) -> frozenset[UUID]:
         """The ids of the topics, without those that do not exist."""
         topics = self._image.topics
         return frozenset(topics[name].topic_id for name in names if name in topics)
 
-    def id_of(self, name: str) -> UUID | None:
+    def get_id(self, name: str) -> UUID | None:
         topic = self._image.topics.get(name)
         return None if topic is None else topic.topic_id
 
-    def name_of(self, topic_id: UUID) -> str | None:
+    def get_name(self, topic_id: UUID) -> str | None:
         topic = self._image.topics_by_id.get(topic_id)
         return None if topic is None else topic.name
 
-    def partitions_of(self, topic_id: UUID) -> range:
+    def get_partitions(self, topic_id: UUID) -> range:
         """The partition indexes of a topic; none for one that does not exist."""
         topic = self._image.topics_by_id.get(topic_id)
         return range(0 if topic is None else len(topic.partitions))
 
-    def partition_count(self, name: str) -> int | None:
+    def count_partitions(self, name: str) -> int | None:
         """The number of partitions of a topic; None for one that does not exist."""
         topic = self._image.topics.get(name)
         return None if topic is None else len(topic.partitions)
 
-    def allows_key_ranges(self, topic_id: UUID) -> bool:
+    def may_use_key_ranges(self, topic_id: UUID) -> bool:
         """Whether members may share the partitions of a topic by key ranges."""
-        name = self.name_of(topic_id)
-        return name is not None and bool(self._image.topic_config(name)[KEY_RANGES_ENABLE])
+        name = self.get_name(topic_id)
+        return name is not None and bool(self._image.resolve_topic_config(name)[KEY_RANGES_ENABLE])
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """All topics, in order."""
         return sorted(self._image.topics)
 
-    def hash_of(self, names: Iterable[str], *, shared: bool = False) -> int:
+    def compute_hash(self, names: Iterable[str], *, shared: bool = False) -> int:
         """A signed 64-bit hash of the id, name and partition count of the topics that exist; 0 if
         none exists. In a group with `shared` partitions, the topics that allow it change the hash.
         """
-        found = [self._image.topics[n] for n in sorted(names) if n in self._image.topics]
+        topics = [self._image.topics[n] for n in sorted(names) if n in self._image.topics]
         digest = blake2b(digest_size=8)
-        for topic in found:
+        for topic in topics:
             digest.update(topic.topic_id.bytes + len(topic.partitions).to_bytes(4, "big"))
             digest.update(topic.name.encode() + b"\0")
-            if shared and self.allows_key_ranges(topic.topic_id):
+            if shared and self.may_use_key_ranges(topic.topic_id):
                 # A broker that does not split partitions gets another hash, and assigns again.
                 digest.update(b"key ranges")
-        return int.from_bytes(digest.digest(), "big", signed=True) if found else 0
+        return int.from_bytes(digest.digest(), "big", signed=True) if topics else 0
 
-    def described(self, assignment: Mapping[UUID, Collection[int]]) -> list[dict[str, object]]:
+    def describe_assignment(
+        self, assignment: Mapping[UUID, Collection[int]]
+    ) -> list[responses.ConsumerGroupDescribeTopicPartitions]:
         """The `TopicPartitions` of a describe response, for the topics that exist."""
-        named = ((topic, self.name_of(topic)) for topic in sorted(assignment))
+        named_topics = ((topic, self.get_name(topic)) for topic in sorted(assignment))
         return [
             {"topic_id": topic, "topic_name": name, "partitions": sorted(assignment[topic])}
-            for topic, name in named
+            for topic, name in named_topics
             if name is not None
         ]

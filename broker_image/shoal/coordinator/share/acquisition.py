@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.coordinator.share.delivery_failure import Cause
+from shoal.coordinator.share.delivery_failure import FailureCause
 from shoal.coordinator.share.locks import Lock
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.states import StateBatch
 
 
-class Wanted(NamedTuple):
+class AcquireRequest(NamedTuple):
     """What a member requests from one share partition."""
 
     member_id: str
@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
     headers_only: bool = False
 
 
-class Acquired(NamedTuple):
+class AcquireResult(NamedTuple):
     """What a fetch acquired."""
 
     #: Offsets that the member now holds, in order: first, last, delivery count.
@@ -60,30 +60,30 @@ class Acquired(NamedTuple):
     encoded: bytes = b""
 
 
-NOTHING = Acquired((), 0, 0, ())
+NOTHING = AcquireResult((), 0, 0, ())
 
 
 def acquire(
     share: SharePartition,
     now_ms: int,
-    wanted: Wanted,
+    request: AcquireRequest,
     batches: Batches,
     settings: ShareSettings,
     first_wanted: int,
-) -> Acquired:
+) -> AcquireResult:
     """Lock records for a member. `batches` are those of the log from `first_wanted` on, which is
     `share.next_fetch_offset()`."""
-    if not len(batches) or wanted.max_records <= 0:
+    if not len(batches) or request.max_records <= 0:
         return NOTHING
     changes: list[StateBatch] = []
     _archive_skipped(share, batches, changes)
-    _extend_window(share, wanted, batches, settings, first_wanted, changes)
-    number = share.locks.next_number()
-    records, acquired = _lock(share, number, wanted, batches, settings, first_wanted, changes)
+    _extend_window(share, request, batches, settings, first_wanted, changes)
+    number = share.locks.allocate_number()
+    records, acquired = _lock(share, number, request, batches, settings, first_wanted, changes)
     if acquired:
         deadline_ms = now_ms + settings.lock_duration_ms
         lock = Lock(
-            wanted.member_id,
+            request.member_id,
             deadline_ms,
             first=records[0][0],
             last=records[-1][1],
@@ -93,13 +93,13 @@ def acquire(
         share.locks.open(number, lock)
     if changes:
         share.advance()
-    return Acquired(records, acquired, number if acquired else 0, changes)
+    return AcquireResult(records, acquired, number if acquired else 0, changes)
 
 
 def _lock(
     share: SharePartition,
     number: int,
-    wanted: Wanted,
+    request: AcquireRequest,
     batches: Batches,
     settings: ShareSettings,
     offset: int,
@@ -109,10 +109,10 @@ def _lock(
     number."""
     records: list[tuple[int, int, int]] = []
     acquired, reach, limit = 0, batches.lasts[-1], settings.delivery_count_limit
-    most = share.lockable_max(settings.max_record_locks)
-    enough = min(wanted.max_records, most)
+    most = share.compute_lockable_max(settings.max_record_locks)
+    enough = min(request.max_records, most)
     while acquired < enough:
-        run = share.available_from(offset)
+        run = share.find_available(offset)
         if run is None or run[0] > reach:
             break
         first, last, count, piece = run
@@ -121,19 +121,19 @@ def _lock(
         if count < limit:
             if split and acquired:
                 break
-            whole = _end_of_take(first, last, wanted, acquired, batches)
-            last = min(whole, first + most - acquired - 1)
+            take_end = _find_take_end(first, last, request, acquired, batches)
+            last = min(take_end, first + most - acquired - 1)
             if split:
-                size = _piece_size(piece or last - first + 1, count, settings)
+                size = _compute_piece_size(piece or last - first + 1, count, settings)
                 last = min(last, first + size - 1)
-        bad = _undeliverable(first, last, count, batches, limit) if count else None
+        bad = _find_undeliverable(first, last, count, batches, limit) if count else None
         if bad is not None and bad[0] <= first:
             share.archive(first, bad[1], changes, bad[2] if settings.dead_letters else None)
             offset = bad[1] + 1
             continue
         if bad is not None:
             last = bad[0] - 1
-        for low, high in _ranges(first, last, wanted, batches):
+        for low, high in _cut_ranges(first, last, request, batches):
             share.lock(low, high, number)
             records.append((low, high, count + 1))
         acquired += last - first + 1
@@ -143,15 +143,15 @@ def _lock(
     return records, acquired
 
 
-def _undeliverable(
+def _find_undeliverable(
     first: int, last: int, count: int, batches: Batches, limit: int
-) -> tuple[int, int, Cause] | None:
+) -> tuple[int, int, FailureCause] | None:
     """Return the first of `[first, last]`, delivered `count` times, that must not be delivered
     again, and the cause: all of them at the delivery limit, or the offsets of a corrupt batch."""
     if count >= limit:
-        return first, last, Cause.LIMIT
-    corrupt = batches.first_corrupt(first, last)
-    return None if corrupt is None else (corrupt[0], min(last, corrupt[1]), Cause.CORRUPT)
+        return first, last, FailureCause.LIMIT
+    corrupt = batches.find_first_corrupt(first, last)
+    return None if corrupt is None else (corrupt[0], min(last, corrupt[1]), FailureCause.CORRUPT)
 
 
 def _archive_skipped(share: SharePartition, batches: Batches, changes: list[StateBatch]) -> None:
@@ -163,7 +163,7 @@ def _archive_skipped(share: SharePartition, batches: Batches, changes: list[Stat
 
 def _extend_window(
     share: SharePartition,
-    wanted: Wanted,
+    request: AcquireRequest,
     batches: Batches,
     settings: ShareSettings,
     first_wanted: int,
@@ -175,15 +175,15 @@ def _extend_window(
     if reach < share.end_offset:
         return
     room = settings.max_record_locks - share.in_flight
-    missing = wanted.max_records - _available(share, first_wanted)
-    ahead = [x for x in batches.skipped if x[1] >= share.end_offset]
-    for first, last in [*ahead, (reach + 1, reach)]:
+    missing = request.max_records - _count_available(share, first_wanted)
+    skipped_ahead = [x for x in batches.skipped if x[1] >= share.end_offset]
+    for first, last in [*skipped_ahead, (reach + 1, reach)]:
         if missing <= 0 or room <= 0:
             return
         before = share.end_offset
         if first > before:
-            whole = batches.last_of(before + min(missing, room) - 1)
-            share.extend(min(whole, before + room - 1, first - 1))
+            batch_end = batches.find_last_offset(before + min(missing, room) - 1)
+            share.extend(min(batch_end, before + room - 1, first - 1))
             missing -= share.end_offset - before
             room -= share.end_offset - before
         if share.end_offset < first or last < first:
@@ -191,34 +191,38 @@ def _extend_window(
         share.archive(max(first, share.end_offset), last, changes)
 
 
-def _available(share: SharePartition, offset: int) -> int:
+def _count_available(share: SharePartition, offset: int) -> int:
     """Return the number of available offsets in the window from `offset` on."""
     total = 0
-    while (run := share.available_from(offset)) is not None:
+    while (run := share.find_available(offset)) is not None:
         first, last, _, _ = run
         total += last - first + 1
         offset = last + 1
     return total
 
 
-def _end_of_take(first: int, last: int, wanted: Wanted, acquired: int, batches: Batches) -> int:
+def _find_take_end(
+    first: int, last: int, request: AcquireRequest, acquired: int, batches: Batches
+) -> int:
     """Return the last offset that a fetch takes of the available offsets `[first, last]`."""
-    cut = first + wanted.max_records - acquired - 1
+    cut = first + request.max_records - acquired - 1
     if last <= cut:
         return last
-    return cut if wanted.strict else min(last, batches.last_of(cut))
+    return cut if request.strict else min(last, batches.find_last_offset(cut))
 
 
-def _piece_size(piece: int, count: int, settings: ShareSettings) -> int:
+def _compute_piece_size(piece: int, count: int, settings: ShareSettings) -> int:
     """Return the size of the next piece of records that were delivered `count` times, in pieces of
     `piece` records."""
     return 1 if count + 1 >= settings.delivery_count_limit else max(1, piece // 2)
 
 
-def _ranges(first: int, last: int, wanted: Wanted, batches: Batches) -> Iterator[tuple[int, int]]:
+def _cut_ranges(
+    first: int, last: int, request: AcquireRequest, batches: Batches
+) -> Iterator[tuple[int, int]]:
     """Cut acquired offsets at batch ends, into ranges of at least `batch_size` records."""
-    while not wanted.strict and last - first >= wanted.batch_size > 0:
-        high = batches.last_of(first + wanted.batch_size - 1)
+    while not request.strict and last - first >= request.batch_size > 0:
+        high = batches.find_last_offset(first + request.batch_size - 1)
         if high >= last:
             break
         yield first, high

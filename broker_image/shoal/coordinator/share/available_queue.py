@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.share.record_facts import PRIORITY_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from shoal.coordinator.share.reach import Reach
+    from shoal.coordinator.share.runs import OffsetRuns
     from shoal.coordinator.share.settings import SelectionPolicy
+    from shoal.coordinator.share.states import StateBatch
 
 OFFSET_BITS = 64
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
@@ -41,9 +44,19 @@ class AvailableQueue:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def offsets(self) -> set[int]:
+    @property
+    def has_ready(self) -> bool:
+        """Whether `pop` would return a record, or only drops outdated entries."""
+        return bool(self.entries)
+
+    def get_offsets(self) -> set[int]:
         """Return the offsets of all entries, outdated ones included."""
         return set(self._entry_of) if self._ranked else set(self.entries)
+
+    def add(self, offset: int, priority: int, _tenant_name: bytes) -> None:
+        """Note the facts of an incomplete record, which is available or not."""
+        if priority:
+            self.priority_of[offset] = priority
 
     def push(self, offset: int, now_ms: int) -> None:
         """Add an available record. One that is in the heap keeps its time."""
@@ -57,9 +70,30 @@ class AvailableQueue:
         self._entry_of[offset] = entry
         heapq.heappush(self.entries, entry)
 
-    def begin(self) -> None:
-        """Begin a new choice of records."""
+    def begin(self, _now_ms: int, _records: int = 1) -> None:
+        """Begin a new choice of up to `records` records."""
         self._taken = {}
+
+    def choose(
+        self,
+        _runs: OffsetRuns,
+        _records: int,
+        _splitting: int,
+        _reach: Reach | None,
+        _now_ms: int,
+        _chosen: list[int],
+    ) -> bool:
+        """Move up to `records` offsets to `chosen`, those that may be taken at once.
+
+        Return whether that is all that the choice gets. Otherwise the caller chooses on by `pop`:
+        this queue has no loop for it, or a record was delivered `splitting` times.
+        """
+        return False
+
+    def end_all(self, _changes: Sequence[StateBatch], _below: int, _now_ms: int) -> bool:
+        """`end` all records below an offset that these changes complete. Return False, and change
+        nothing, if some do not complete any, or this queue has no loop for it."""
+        return False
 
     def pop(self) -> int | None:
         """Remove and return the most urgent record, or None."""
@@ -72,6 +106,23 @@ class AvailableQueue:
                 self._taken[offset] = self._entry_of.pop(offset)
                 return offset
         return None
+
+    def may_take(self, _offset: int) -> bool:
+        """Whether no limit lets an available record wait."""
+        return True
+
+    def count_deliverable(self, offsets: Iterable[int] | None) -> int:
+        """Return how many of these records, or of all entries, limits allow to deliver now."""
+        return len(self) if offsets is None else len(list(offsets))
+
+    def take(self, offset: int, now_ms: int) -> None:
+        """Note that a record is chosen."""
+
+    def hold(self, offset: int, now_ms: int) -> None:
+        """Note that a member has a record that was chosen before it was added here."""
+
+    def release(self, offsets: Iterable[int], now_ms: int) -> None:
+        """Note that no member has these records any more, though they are not complete."""
 
     def put_back(self, offset: int, now_ms: int) -> None:
         """Return a record that is not chosen now."""
@@ -90,14 +141,14 @@ class AvailableQueue:
         """Remove a record that is delivered together with others of its key."""
         self._entry_of.pop(offset, None)
 
-    def end(self, offsets: Iterable[int]) -> None:
+    def end(self, offsets: Iterable[int], _now_ms: int) -> None:
         """Remove complete records."""
         if self._ranked:
             for offset in offsets:
                 self.priority_of.pop(offset, None)
                 self._entry_of.pop(offset, None)
 
-    def start_moved(self, start: int) -> None:
+    def drop_below(self, start: int, _now_ms: int) -> None:
         """Remove records below an offset."""
         self.priority_of = {o: p for o, p in self.priority_of.items() if o >= start}
         self._entry_of = {o: e for o, e in self._entry_of.items() if o >= start}

@@ -35,7 +35,7 @@ class Delay(NamedTuple):
     due_ms: int
 
 
-class Backoff(NamedTuple):
+class RedeliveryBackoff(NamedTuple):
     """The group's `share.redelivery.backoff.*` configs."""
 
     #: `share.redelivery.backoff.ms`: the wait after the first delivery.
@@ -47,7 +47,7 @@ class Backoff(NamedTuple):
     #: `share.redelivery.backoff.jitter`: the part of a wait that is random, up or down.
     jitter: float = 0.0
 
-    def delay_ms(self, delivery_count: int, random: Callable[[], float]) -> int:
+    def compute_delay_ms(self, delivery_count: int, random: Callable[[], float]) -> int:
         """Return the wait after `delivery_count` deliveries. `random` returns numbers in [0, 1)."""
         delay = min(self.first_ms * self.multiplier ** (delivery_count - 1), self.max_ms)
         if self.jitter:
@@ -55,6 +55,8 @@ class Backoff(NamedTuple):
         return min(round(delay), self.max_ms)
 
 
-def still_due(delays: Iterable[Delay], *, now_ms: int, start_offset: int) -> list[Delay]:
+def select_pending_delays(
+    delays: Iterable[Delay], *, now_ms: int, start_offset: int
+) -> list[Delay]:
     """Return the delays that have not ended, of offsets in the window."""
     return [d for d in delays if d[3] > now_ms and d[1] >= start_offset]

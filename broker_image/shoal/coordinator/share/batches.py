@@ -22,13 +22,13 @@ from shoal.record.batch import (
     BatchHeader,
     check_crc,
 )
-from shoal.record.layout import format_of
+from shoal.record.layout import build_format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _HEADER = struct.Struct(
-    format_of(
+    build_format(
         "base_offset", "batch_length", "magic", "attributes", "last_offset_delta", "producer_id"
     )
 )
@@ -61,14 +61,14 @@ class Batches:
     def __len__(self) -> int:
         return len(self.bases)
 
-    def last_of(self, offset: int) -> int:
+    def find_last_offset(self, offset: int) -> int:
         """Return the last offset of the batch that contains `offset`, or `offset` if none does."""
-        at = bisect_left(self.lasts, offset)
-        if at == len(self.lasts) or self.bases[at] > offset:
+        index = bisect_left(self.lasts, offset)
+        if index == len(self.lasts) or self.bases[index] > offset:
             return offset
-        return self.lasts[at]
+        return self.lasts[index]
 
-    def spans(self, acquired: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    def find_spans(self, acquired: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """Return the byte ranges of batches with acquired ranges (first, last, count), in order.
 
         Batches without an acquired record are left out.
@@ -87,7 +87,7 @@ class Batches:
                 spans.append((begin, end))
         return spans
 
-    def views(
+    def build_views(
         self, acquired: Sequence[tuple[int, int, int]], total: int, *, whole: bool
     ) -> list[memoryview]:
         """Return the batches with `total` records in acquired ranges.
@@ -98,10 +98,10 @@ class Batches:
         low = bisect_left(self.lasts, acquired[0][0])
         high = bisect_left(self.lasts, acquired[-1][1], lo=low)
         if not whole and 2 * total < self.lasts[high] - self.bases[low] + 1:
-            return self.thinned(acquired)
-        return [self.data[begin:end] for begin, end in self.spans(acquired)]
+            return self.build_thinned(acquired)
+        return [self.data[begin:end] for begin, end in self.find_spans(acquired)]
 
-    def thinned(self, acquired: Sequence[tuple[int, int, int]]) -> list[memoryview]:
+    def build_thinned(self, acquired: Sequence[tuple[int, int, int]]) -> list[memoryview]:
         """Return the batches with acquired ranges, without the records of other members.
 
         Records stay in if the loops are not compiled, or the batch is corrupt or compressed. Base
@@ -109,21 +109,21 @@ class Batches:
         member would parse the other records, search the ranges for them, and drop them.
         """
         if compiled.native is None:
-            return [self.data[begin:end] for begin, end in self.spans(acquired)]
-        found = compiled.native.thinned(
+            return [self.data[begin:end] for begin, end in self.find_spans(acquired)]
+        thinned_data = compiled.native.thinned(
             self.data, self.bases, self.lasts, self.ends, list(acquired)
         )
-        return [memoryview(found)]
+        return [memoryview(thinned_data)]
 
-    def first_corrupt(self, first: int, last: int) -> tuple[int, int] | None:
+    def find_first_corrupt(self, first: int, last: int) -> tuple[int, int] | None:
         """Return the offsets of the first batch in `[first, last]` with a wrong CRC."""
-        for at in range(bisect_left(self.lasts, first), len(self.lasts)):
-            if self.bases[at] > last:
+        for index in range(bisect_left(self.lasts, first), len(self.lasts)):
+            if self.bases[index] > last:
                 break
-            begin = self.ends[at - 1] if at else 0
+            begin = self.ends[index - 1] if index else 0
             header = BatchHeader._make(HEADER.unpack_from(self.data, begin))
             if not check_crc(self.data, begin, header):
-                return self.bases[at], self.lasts[at]
+                return self.bases[index], self.lasts[index]
         return None
 
 
@@ -135,18 +135,18 @@ def scan(
     A partial batch at the end is left out. `aborted` are the transactions to hide, for
     `read_committed`.
     """
-    found = Batches(memoryview(data))
-    bases, lasts, ends, skipped = found.bases, found.lasts, found.ends, found.skipped
-    unpack, size, at, expected = _HEADER.unpack_from, len(data), 0, first_wanted
+    batches = Batches(memoryview(data))
+    bases, lasts, ends, skipped = batches.bases, batches.lasts, batches.ends, batches.skipped
+    unpack, size, position, expected = _HEADER.unpack_from, len(data), 0, first_wanted
     if compiled.native is not None and not aborted:
-        at, expected = compiled.native.scan(data, expected, bases, lasts, ends)
-    while at + HEADER_SIZE <= size:
-        base, length, magic, attributes, delta, producer_id = unpack(data, at)
-        end = at + OVERHEAD + length
+        position, expected = compiled.native.scan(data, expected, bases, lasts, ends)
+    while position + HEADER_SIZE <= size:
+        base, length, magic, attributes, delta, producer_id = unpack(data, position)
+        end = position + OVERHEAD + length
         last = base + delta
         if end > size or magic != 2 or delta < 0 or length < HEADER_SIZE - OVERHEAD:
             break
-        at = end
+        position = end
         if base > expected:
             _add_range(skipped, expected, base - 1)
         if attributes & CONTROL_BIT or (
@@ -162,7 +162,7 @@ def scan(
         lasts.append(last)
         ends.append(end)
         expected = last + 1
-    return found
+    return batches
 
 
 def _add_range(ranges: list[tuple[int, int]], first: int, last: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.runs import COUNT_MAX, Edit, Runs, RunValues
+from shoal.coordinator.share.runs import COUNT_MAX, OffsetRuns, RangeEdit, RunValues
 from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE, StateBatch
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ _Accepted = tuple[list[StateBatch], dict[int, int]]
 
 
 def accept_all(
-    runs: Runs,
+    runs: OffsetRuns,
     locks: Locks,
     now_ms: int,
     member_id: str,
-    acknowledgements: Sequence[Edit],
+    acknowledgements: Sequence[RangeEdit],
 ) -> tuple[list[StateBatch], int] | None:
     """Accept many ranges of a member. Return the changes to persist and the number of records.
 
@@ -40,45 +40,51 @@ def accept_all(
         return locks.live[number].is_owned_by(member_id, now_ms)
 
     accept = _accept if compiled.native is None else _accept_compiled
-    found = accept(runs, acknowledgements, is_owned)
-    if found is None:
+    accepted = accept(runs, acknowledgements, is_owned)
+    if accepted is None:
         return None
-    changes, given_back = found
+    changes, given_back = accepted
     for number, records in given_back.items():
         locks.give_back(number, records)
     return changes, sum(given_back.values())
 
 
-def accepted_records(acknowledgements: Sequence[Sequence[Any]]) -> int | None:
+def count_accepted(acknowledgements: Sequence[Sequence[Any]]) -> int | None:
     """Return the number of records of rising ranges that all accept with one type each, else
     None."""
     if compiled.native is not None and type(acknowledgements) is list:
-        found: int | None = compiled.native.accepts(acknowledgements)
-        return found
+        count: int | None = compiled.native.accepts(acknowledgements)
+        return count
     before, records = -1, 0
-    for one in acknowledgements:
-        if len(one) != 3 or one[2] != _ACCEPT or not before < one[0] <= one[1]:
+    for acknowledgement in acknowledgements:
+        if (
+            len(acknowledgement) != 3
+            or acknowledgement[2] != _ACCEPT
+            or not before < acknowledgement[0] <= acknowledgement[1]
+        ):
             return None
-        before = one[1]
-        records += one[1] - one[0] + 1
+        before = acknowledgement[1]
+        records += acknowledgement[1] - acknowledgement[0] + 1
     return records
 
 
 def _accept(
-    runs: Runs, acknowledgements: Sequence[Edit], is_owned: Callable[[int], bool]
+    runs: OffsetRuns, acknowledgements: Sequence[RangeEdit], is_owned: Callable[[int], bool]
 ) -> _Accepted | None:
     before = runs.start - 1
-    for one in acknowledgements:
-        types = one[2]
-        if not before < one[0] <= one[1] or types.count(ACCEPT) != len(types):
+    for acknowledgement in acknowledgements:
+        types = acknowledgement[2]
+        if not before < acknowledgement[0] <= acknowledgement[1] or types.count(ACCEPT) != len(
+            types
+        ):
             return None
-        before = one[1]
+        before = acknowledgement[1]
     if before >= runs.end:
         return None
     changes: list[StateBatch] = []
     given_back: dict[int, int] = {}
 
-    def accepted(_edit: Edit, first: int, last: int, values: RunValues) -> RunValues | None:
+    def accept_run(_edit: RangeEdit, first: int, last: int, values: RunValues) -> RunValues | None:
         state, count, number, _ = values
         if state != ACQUIRED or (number not in given_back and not is_owned(number)):
             return None
@@ -89,59 +95,61 @@ def _accept(
             changes.append((first, last, ACKNOWLEDGED, count))
         return ACKNOWLEDGED, count, 0, 0
 
-    return (changes, given_back) if runs.rewrite(acknowledgements, accepted) else None
+    return (changes, given_back) if runs.rewrite(acknowledgements, accept_run) else None
 
 
 def _accept_compiled(
-    runs: Runs, acknowledgements: Sequence[Edit], is_owned: Callable[[int], bool]
+    runs: OffsetRuns, acknowledgements: Sequence[RangeEdit], is_owned: Callable[[int], bool]
 ) -> _Accepted | None:
-    made = _rewritten(runs, acknowledgements, compiled.ACCEPT_ALL)
-    if made is None:
+    rewritten = _rewrite_compiled(runs, acknowledgements, compiled.ACCEPT_ALL)
+    if rewritten is None:
         return None
-    spliced, changes, given_back = made
+    spliced, changes, given_back = rewritten
     if not all(map(is_owned, given_back)):
         return None
     runs.splice(*spliced)
     return changes, given_back
 
 
-def lock_new(runs: Runs, ranges: Sequence[Edit], number: int) -> bool:
+def lock_new(runs: OffsetRuns, ranges: Sequence[RangeEdit], number: int) -> bool:
     """Acquire rising ranges of new records under lock `number`.
 
     Return False, and change nothing, if one was delivered before or is not available.
     """
     if compiled.native is not None:
-        made = _rewritten(runs, ranges, compiled.LOCK, number)
-        if made is not None:
-            runs.splice(*made[0])
-        return made is not None
+        rewritten = _rewrite_compiled(runs, ranges, compiled.LOCK, number)
+        if rewritten is not None:
+            runs.splice(*rewritten[0])
+        return rewritten is not None
 
-    def locked(_edit: Edit, _first: int, _last: int, values: RunValues) -> RunValues | None:
+    def lock_run(_edit: RangeEdit, _first: int, _last: int, values: RunValues) -> RunValues | None:
         return (ACQUIRED, 1, number, 0) if values[0] == AVAILABLE and values[1] == 0 else None
 
-    return runs.rewrite(ranges, locked)
+    return runs.rewrite(ranges, lock_run)
 
 
-def overwrite(runs: Runs, batches: Sequence[Edit]) -> None:
+def overwrite(runs: OffsetRuns, batches: Sequence[RangeEdit]) -> None:
     """Set the states and delivery counts of rising ranges of the window."""
-    made = None
+    rewritten = None
     if compiled.native is not None:
-        made = _rewritten(runs, batches, compiled.OVERWRITE)
-    if made is None:
-        runs.rewrite(batches, _overwritten)
+        rewritten = _rewrite_compiled(runs, batches, compiled.OVERWRITE)
+    if rewritten is None:
+        runs.rewrite(batches, _overwrite_run)
     else:
-        runs.splice(*made[0])
+        runs.splice(*rewritten[0])
 
 
-def _overwritten(batch: Edit, _first: int, _last: int, _values: RunValues) -> RunValues:
+def _overwrite_run(batch: RangeEdit, _first: int, _last: int, _values: RunValues) -> RunValues:
     return batch[2], min(batch[3], COUNT_MAX), 0, 0
 
 
-def _rewritten(runs: Runs, edits: Sequence[Edit], rule: int, number: int = 0) -> Any:
+def _rewrite_compiled(
+    runs: OffsetRuns, edits: Sequence[RangeEdit], rule: int, number: int = 0
+) -> Any:
     """Rewrite runs by a compiled rule.
 
     Return the arguments of `Runs.splice`, the accepted records as changes to persist, and the
     number of records of each lock. Return None if the rule does not apply.
     """
     assert compiled.native is not None
-    return compiled.native.rewrite(runs.columns(), runs.end, list(edits), rule, number)
+    return compiled.native.rewrite(runs.get_columns(), runs.end, list(edits), rule, number)

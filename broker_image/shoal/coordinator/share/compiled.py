@@ -3,13 +3,14 @@
 A C compiler builds them (`shoal.compile`). Python code beside each call does the same.
 
 * `hashes(body, begin, end, count)`: key hashes of an uncompressed batch's records, as
-  `record_facts.key_hashes` returns them, or None if the caller has to use `facts`.
+  `record_facts.compute_key_hashes` returns them, or None if the caller has to use `facts`.
 * `keys(data, bases, lasts, ends, cursor, budget)`: those of all batches of a read.
-* `KeyQueues`: the per-key FIFOs (`key_queues.KeyQueues`).
+* `KeyQueues`: the per-key FIFOs (`make_key_queues.KeyQueues`).
 * `rewrite`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
-* `thinned`, `gathered`: batches without the records of other members (`Batches.thinned`), of one
-  read or of all cached reads (`ReadCache.gathered`).
-* `acquired`: ranges encoded for the answer (`selection.encoded`).
+* `build_thinned`, `gather`: batches without the records of other members (`Batches.build_thinned`),
+  of one
+  read or of all cached reads (`ReadCache.gather`).
+* `acquired`: ranges encoded for the answer (`selection.encode_ranges`).
 * `ranges`, `spans`, `joined`, `rises`, `packed`, `accepts`, `scan`: loops of `selection`,
   `batches`, `state_batches`, `records` and `bulk`.
 
@@ -37,7 +38,7 @@ if os.environ.get("PURE_PYTHON") or not hasattr(native, "acquired"):
 LOCK, ACCEPT_ALL, OVERWRITE = range(3)
 
 
-def description() -> str:
+def describe() -> str:
     """Return whether the loops are compiled, for the log."""
     if native is not None:
         return "compiled"

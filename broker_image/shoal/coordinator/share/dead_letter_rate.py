@@ -34,20 +34,20 @@ class DeadLetterRate:
             self._steps.append((step_ms, dead_letters))
         self._total += dead_letters
 
-    def total(self, now_ms: int) -> int:
+    def get_total(self, now_ms: int) -> int:
         """Return the number of dead letters in the last minute."""
         while self._steps and self._steps[0][0] + WINDOW_MS <= now_ms:
             self._total -= self._steps.popleft()[1]
         return self._total
 
-    def ends_ms(self, now_ms: int, limit: int) -> int | None:
+    def find_end_ms(self, now_ms: int, limit: int) -> int | None:
         """Return when the rate will be below `limit` if no more follow. Return None if it is now,
         or without a limit (0)."""
-        left = self.total(now_ms)
-        if limit <= 0 or left < limit:
+        remaining = self.get_total(now_ms)
+        if limit <= 0 or remaining < limit:
             return None
         for step_ms, dead_letters in self._steps:
-            left -= dead_letters
-            if left < limit:
+            remaining -= dead_letters
+            if remaining < limit:
                 return step_ms + WINDOW_MS
         raise AssertionError("the steps sum up to the total")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.coordinator.share.backoff import Backoff
+    from shoal.coordinator.share.backoff import RedeliveryBackoff
 
 
 class FailurePolicy(NamedTuple):
@@ -21,24 +21,25 @@ class FailurePolicy(NamedTuple):
 
     now_ms: int
     random: Callable[[], float]
-    backoff: Backoff | None = None
+    backoff: RedeliveryBackoff | None = None
     dead_letters: bool = False
 
-    def due_ms(self, delivery_count: int) -> int | None:
+    def compute_due_ms(self, delivery_count: int) -> int | None:
         """Return when a record with `delivery_count` deliveries is available again; None for
         now."""
         if self.backoff is None or delivery_count == 0:
             return None
-        return self.now_ms + self.backoff.delay_ms(delivery_count, self.random)
+        return self.now_ms + self.backoff.compute_delay_ms(delivery_count, self.random)
 
 
-class Cause(Enum):
+class FailureCause(Enum):
     """Why delivery of a record failed permanently. The texts are Kafka's, which archives corrupt
-    batches without a dead letter."""
+    batches without a dead letter, and cancels nothing."""
 
     REJECTED = "Offset rejected by client."
     LIMIT = "Offset delivery count exceeded the threshold."
     CORRUPT = "Record batch is corrupt."
+    CANCELLED = "Offset cancelled by an administrator."
 
 
 class DeadLetterRange(NamedTuple):
@@ -48,7 +49,7 @@ class DeadLetterRange(NamedTuple):
     first: int
     last: int
     delivery_count: int
-    cause: Cause
+    cause: FailureCause
     member_id: str
     client_id: str = ""
     since_ms: int = 0

@@ -35,7 +35,7 @@ class FetchLimit:
         self.records = RECORDS_MAX
         self._delivered = 0
 
-    def delivered(self, records: int, keys: int, waiting: int) -> None:
+    def note_delivery(self, records: int, keys: int, waiting: int) -> None:
         """Note a fetch of `records` records. Of the `keys` known keys, `waiting` have waiting
         records."""
         self._delivered += records

@@ -20,10 +20,10 @@ def hold_keys(
     """Let records with written dead letters hold their keys; records without a key leave the
     window. Return the changes to persist, besides `share.delays`."""
     changes: list[StateBatch] = []
-    for one in ranges:
+    for dead_letter_range in ranges:
         if selection is not None:
-            for offset in range(one.first, one.last + 1):
+            for offset in range(dead_letter_range.first, dead_letter_range.last + 1):
                 if selection.is_keyless(offset):
-                    changes += share.archived(offset, offset)
-        share.hold(one.first, one.last)
+                    changes += share.complete_archiving(offset, offset)
+        share.hold(dead_letter_range.first, dead_letter_range.last)
     return changes

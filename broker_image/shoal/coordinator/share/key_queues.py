@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterable, Sequence
 
-    from shoal.coordinator.share.runs import Runs
+    from shoal.coordinator.share.runs import OffsetRuns
     from shoal.coordinator.share.states import StateBatch
 
 #: Sort the heap if it holds at most this many times the requested records.
@@ -87,7 +87,12 @@ class KeyQueues(Protocol):
         """Note that a record is not acquired any more and not complete. Return its key."""
 
     def choose(
-        self, available: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
+        self,
+        available: list[int],
+        runs: OffsetRuns,
+        records: int,
+        splitting: int,
+        chosen: list[int],
     ) -> None:
         """Move up to `records` offsets from the heap `available` to `chosen`, in log order.
 
@@ -99,7 +104,7 @@ class KeyQueues(Protocol):
         """Remove complete records, and add the keys that other records wait for to `touched`."""
 
     def end_all(
-        self, changes: Sequence[StateBatch], below: int, available: list[int], runs: Runs
+        self, changes: Sequence[StateBatch], below: int, available: list[int], runs: OffsetRuns
     ) -> bool:
         """`end` all records that were acknowledged below an offset, and put the next ones into
         `available`.
@@ -112,12 +117,12 @@ class KeyQueues(Protocol):
         """Remove all records below `start`."""
 
 
-def key_queues() -> KeyQueues:
+def make_key_queues() -> KeyQueues:
     """Return empty queues, compiled if possible."""
     if compiled.native is None:
         return PlainKeyQueues()
-    made: KeyQueues = compiled.native.KeyQueues()
-    return made
+    queues: KeyQueues = compiled.native.KeyQueues()
+    return queues
 
 
 class PlainKeyQueues:
@@ -147,8 +152,8 @@ class PlainKeyQueues:
 
     @property
     def waiting_records(self) -> int:
-        behind = len(self._key_of) - len(self._queues)
-        return behind - (len(self._reserved & self._key_of.keys()) - len(self._busy))
+        follower_count = len(self._key_of) - len(self._queues)
+        return follower_count - (len(self._reserved & self._key_of.keys()) - len(self._busy))
 
     def key_of(self, offset: int) -> int | None:
         return self._key_of.get(offset)
@@ -169,9 +174,9 @@ class PlainKeyQueues:
         return [] if key is None else self._queues[key][1 : 1 + count]
 
     def waiting_behind(self, offsets: Iterable[int]) -> int:
-        known = [self._key_of[at] for at in offsets if at in self._key_of]
-        waiting = (len(self._queues[key]) - self._busy.get(key, 0) for key in set(known))
-        return sum(waiting) - len(known)
+        keys = [self._key_of[offset] for offset in offsets if offset in self._key_of]
+        waiting = (len(self._queues[key]) - self._busy.get(key, 0) for key in set(keys))
+        return sum(waiting) - len(keys)
 
     def put(self, offset: int, key: int) -> bool:
         self._check_ascending(offset)
@@ -221,11 +226,16 @@ class PlainKeyQueues:
         if offset in self._reserved:
             self._reserved.discard(offset)
             if key is not None:
-                self._less_busy(key)
+                self._decrease_busy(key)
         return key
 
     def choose(
-        self, available: list[int], runs: Runs, records: int, _splitting: int, chosen: list[int]
+        self,
+        available: list[int],
+        runs: OffsetRuns,
+        records: int,
+        _splitting: int,
+        chosen: list[int],
     ) -> None:
         """Choose among new records if no entry is outdated. It takes a third of the time of single
         steps."""
@@ -237,18 +247,18 @@ class PlainKeyQueues:
         available.sort()
         offsets = available[:records]
         keys: list[Any] = list(map(self._key_of.get, offsets))
-        taken, firsts = dict.fromkeys(keys, 1), offsets
-        if taken.pop(None, 0):
+        key_counts, firsts = dict.fromkeys(keys, 1), offsets
+        if key_counts.pop(None, 0):
             firsts = [o for o, key in zip(offsets, keys, strict=True) if key is not None]
             # The queues below detect duplicates among records with a key.
             if len(set(offsets)) < len(offsets):
                 return
-        if not self._reserved.isdisjoint(offsets) or not self._busy.keys().isdisjoint(taken):
+        if not self._reserved.isdisjoint(offsets) or not self._busy.keys().isdisjoint(key_counts):
             return
-        if [self._queues[key][0] for key in taken] != firsts:
+        if [self._queues[key][0] for key in key_counts] != firsts:
             return
         del available[:records]
-        self._busy.update(taken)
+        self._busy.update(key_counts)
         self._reserved.update(offsets)
         self._end = max(self._end, offsets[-1] + 1)
         chosen += offsets
@@ -261,7 +271,7 @@ class PlainKeyQueues:
                 reserved.discard(offset)
                 if key is None:
                     continue
-                self._less_busy(key)
+                self._decrease_busy(key)
             elif key is None:
                 continue
             queue = queues[key]
@@ -273,7 +283,7 @@ class PlainKeyQueues:
                 touched[key] = None
 
     def end_all(
-        self, _changes: Sequence[StateBatch], _below: int, _available: list[int], _runs: Runs
+        self, _changes: Sequence[StateBatch], _below: int, _available: list[int], _runs: OffsetRuns
     ) -> bool:
         return False
 
@@ -281,9 +291,9 @@ class PlainKeyQueues:
         self.end([offset for offset in self._key_of if offset < start], touched)
         self._reserved = {offset for offset in self._reserved if offset >= start}
 
-    def _less_busy(self, key: int) -> None:
-        left = self._busy[key] - 1
-        if left:
-            self._busy[key] = left
+    def _decrease_busy(self, key: int) -> None:
+        remaining = self._busy[key] - 1
+        if remaining:
+            self._busy[key] = remaining
         else:
             del self._busy[key]

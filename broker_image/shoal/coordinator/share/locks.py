@@ -9,6 +9,12 @@ entries as there are locks.
 from __future__ import annotations
 
 import heapq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.coordinator.share.runs import OffsetRuns
 
 _NUMBER_MAX = (1 << 32) - 1
 #: Up to this many deadlines of ended locks are not removed.
@@ -18,10 +24,12 @@ _LEFTOVERS_MIN = 64
 class Lock:
     """One acquisition lock: `member_id` has `records` records in `[first, last]` since `since_ms`.
 
-    Renewals do not change `since_ms`. It is 0 where no caller needs it.
+    Renewals do not change `since_ms`. It is 0 where no caller needs it. `ends_as` is the state of
+    cancelled records once they are given back (`cancellation`); 0 for records that are not
+    cancelled.
     """
 
-    __slots__ = ("deadline_ms", "first", "last", "member_id", "records", "since_ms")
+    __slots__ = ("deadline_ms", "ends_as", "first", "last", "member_id", "records", "since_ms")
 
     def __init__(
         self,
@@ -39,6 +47,7 @@ class Lock:
         self.last = last
         self.records = records
         self.since_ms = since_ms
+        self.ends_as = 0
 
     def is_owned_by(self, member_id: str, now_ms: int) -> bool:
         """Whether the lock is that member's and has not expired."""
@@ -60,7 +69,7 @@ class Locks:
         """The number of records under live locks."""
         return sum(lock.records for lock in self.live.values())
 
-    def next_number(self) -> int:
+    def allocate_number(self) -> int:
         """Return a number for a new lock."""
         number = self._last_number
         while True:
@@ -85,7 +94,7 @@ class Locks:
                 self._deadlines = [(x.deadline_ms, n) for n, x in self.live.items()]
                 heapq.heapify(self._deadlines)
 
-    def next_deadline_ms(self) -> int | None:
+    def find_next_deadline_ms(self) -> int | None:
         """Return when the next live lock expires."""
         deadlines = self._deadlines
         while deadlines:
@@ -96,14 +105,27 @@ class Locks:
             heapq.heappop(deadlines)
         return None
 
-    def due(self, now_ms: int) -> list[int]:
+    def take_expired(self, now_ms: int) -> list[int]:
         """Return the locks that have expired at `now_ms`, earliest first. They stay until given
         back."""
         ended = []
-        while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= now_ms:
+        while (deadline_ms := self.find_next_deadline_ms()) is not None and deadline_ms <= now_ms:
             ended.append(heapq.heappop(self._deadlines)[1])
         return ended
 
-    def of_member(self, member_id: str) -> list[int]:
+    def find_by_member(self, member_id: str) -> list[int]:
         """Return the locks of a member, oldest first."""
         return [number for number, lock in self.live.items() if lock.member_id == member_id]
+
+
+def split_renewals(
+    runs: OffsetRuns, locks: Locks, ranges: Iterable[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the acquired ranges of a renewal that are not cancelled, and those that are."""
+    kept: list[tuple[int, int]] = []
+    cancelled: list[tuple[int, int]] = []
+    for first, last in ranges:
+        for run in range(runs.find_run(first), runs.find_run(last) + 1):
+            part = max(first, runs.firsts[run]), min(last, runs.get_last(run))
+            (cancelled if locks.live[runs.locks[run]].ends_as else kept).append(part)
+    return kept, cancelled

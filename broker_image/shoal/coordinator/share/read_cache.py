@@ -15,18 +15,23 @@ from shoal.coordinator.share import compiled
 
 if TYPE_CHECKING:
     from shoal.coordinator.share.batches import Batches
+    from shoal.coordinator.share.settings import SelectionPolicy
 
 #: Bytes for one share partition: enough for one fetch among eight members and 10,000 keys. With
 #: half of it, each fetch reads the log twice more.
 BYTES_MAX = 1024 * 1024
+#: The same in a fair group, for each record that it looks ahead. Records of quiet tenants were
+#: scanned lately and lie far from each other: a read for each would be most of a fetch's cost.
+FAIR_BYTES_PER_RECORD = 40
 
 
 class ReadCache:
     """Reads of one share partition, in log order."""
 
-    __slots__ = ("_reads", "_size")
+    __slots__ = ("_bytes_max", "_reads", "_size")
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
         self._reads: deque[Batches] = deque()
         self._size = 0
 
@@ -40,7 +45,7 @@ class ReadCache:
             self.clear()
         reads.append(batches)
         self._size += len(batches.data)
-        while self._size > BYTES_MAX:
+        while self._size > self._bytes_max:
             self._size -= len(reads.popleft().data)
 
     def clear(self) -> None:
@@ -48,36 +53,45 @@ class ReadCache:
         self._reads.clear()
         self._size = 0
 
-    def gathered(self, offsets: list[int], room: int, least: int) -> tuple[int, memoryview]:
+    def gather(self, offsets: list[int], room: int, least: int) -> tuple[int, memoryview]:
         """Return how many of the first rising offsets lie in cached reads, and their batches as
-        members get them (`Batches.thinned`).
+        members get them (`Batches.build_thinned`).
 
         Stop when `room` is used up, and at a read that is larger than the rest of it and than
         `least`. Return none if the loops are not compiled.
         """
-        if compiled.native is None or not self._reads:
+        reads = self._reads
+        if compiled.native is None or not reads or not offsets:
             return 0, memoryview(b"")
-        taken, data = compiled.native.gathered(list(self._reads), offsets, room, least)
-        return taken, memoryview(data)
+        if not reads[0].bases[0] <= offsets[0] <= reads[-1].lasts[-1]:
+            return 0, memoryview(b"")
+        count, data = compiled.native.gathered(list(reads), offsets, room, least)
+        return count, memoryview(data)
 
-    def apart(self, offsets: list[int]) -> list[tuple[list[int], Batches]]:
-        """Return `gathered` offsets by the reads that contain them."""
-        found = []
+    def split_by_read(self, offsets: list[int]) -> list[tuple[list[int], Batches]]:
+        """Return `gather` offsets by the reads that contain them."""
+        parts = []
         while offsets:
             batches, _ = self.find(offsets[0])
             assert batches is not None
             past = bisect_right(offsets, batches.lasts[-1])
-            found.append((offsets[:past], batches))
+            parts.append((offsets[:past], batches))
             offsets = offsets[past:]
-        return found
+        return parts
 
     def find(self, offset: int) -> tuple[Batches | None, int | None]:
         """Return the read that contains an offset; without one, the begin of the next batch behind
         it."""
         for batches in self._reads:
             if offset <= batches.lasts[-1]:
-                at = bisect_left(batches.lasts, offset)
-                if batches.bases[at] <= offset:
+                index = bisect_left(batches.lasts, offset)
+                if batches.bases[index] <= offset:
                     return batches, None
-                return None, batches.bases[at]
+                return None, batches.bases[index]
         return None, None
+
+
+def compute_cache_bytes(policy: SelectionPolicy) -> int:
+    """Return the bytes of reads that a group keeps for each share partition."""
+    is_fair = bool(policy.fairness_by)
+    return max(BYTES_MAX, FAIR_BYTES_PER_RECORD * policy.fairness_lookahead if is_fair else 0)

@@ -16,13 +16,13 @@ from enum import IntEnum
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.contract import Record
+from shoal.coordinator.contract import CoordinatorRecord
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.backoff import Delay
-from shoal.log.uuids import uuid_text
+from shoal.log.uuids import format_uuid
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
-from shoal.protocol.schema import Column, Message
+from shoal.protocol.schema import FieldSpec, MessageSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ _INT16 = struct.Struct(">h")
 _VERSION = 0
 
 
-class RecordType(IntEnum):
+class ShareRecordType(IntEnum):
     """The int16 that a key starts with."""
 
     SHARE_SNAPSHOT = 0
@@ -57,73 +57,77 @@ class ShareKey:
             "topic_id": self.topic_id,
             "partition": self.partition,
         }
-        compiler.writer(_KEY.at(_VERSION))(out, fields)
+        compiler.get_writer(_KEY.get_struct(_VERSION))(out, fields)
         object.__setattr__(self, "encoded", bytes(out))
 
-    def coordinator_key(self) -> str:
+    def to_coordinator_key(self) -> str:
         """Return the name whose hash selects the partition of `__share_group_state` (KIP-932), as
         in FindCoordinator: group, topic id in Kafka's base 64, partition."""
-        return f"{self.group_id}:{uuid_text(self.topic_id)}:{self.partition}"
+        return f"{self.group_id}:{format_uuid(self.topic_id)}:{self.partition}"
 
 
-_KEY = Message(
+_KEY = MessageSpec(
     "ShareKey",
     "0",
-    (Column("group_id", "string"), Column("topic_id", "uuid"), Column("partition", "int32")),
+    (
+        FieldSpec("group_id", "string"),
+        FieldSpec("topic_id", "uuid"),
+        FieldSpec("partition", "int32"),
+    ),
 )
-_COMPLETE = Column("delivery_complete_count", "int32", tagged="0+", tag=0, default=-1)
-_STATE_BATCHES = Column(
+_COMPLETE = FieldSpec("delivery_complete_count", "int32", tagged="0+", tag=0, default=-1)
+_STATE_BATCHES = FieldSpec(
     "state_batches",
     (
-        Column("first_offset", "int64"),
-        Column("last_offset", "int64"),
-        Column("delivery_state", "int8"),
-        Column("delivery_count", "int16"),
+        FieldSpec("first_offset", "int64"),
+        FieldSpec("last_offset", "int64"),
+        FieldSpec("delivery_state", "int8"),
+        FieldSpec("delivery_count", "int16"),
     ),
 )
 #: Far above Kafka's tags, which count up from 0.
-_DELAYS = Column(
+_DELAYS = FieldSpec(
     "delays",
     (
-        Column("first_offset", "int64"),
-        Column("last_offset", "int64"),
-        Column("delivery_count", "int16"),
-        Column("available_timestamp", "int64"),
+        FieldSpec("first_offset", "int64"),
+        FieldSpec("last_offset", "int64"),
+        FieldSpec("delivery_count", "int16"),
+        FieldSpec("available_timestamp", "int64"),
     ),
     tagged="0+",
     tag=1000,
     default=[],  # Decoded as this list object, which must not be changed.
 )
-_SNAPSHOT = Message(
+_SNAPSHOT = MessageSpec(
     "ShareSnapshotValue",
     "0",
     (
-        Column("snapshot_epoch", "int32"),
-        Column("state_epoch", "int32"),
-        Column("leader_epoch", "int32"),
-        Column("start_offset", "int64"),
+        FieldSpec("snapshot_epoch", "int32"),
+        FieldSpec("state_epoch", "int32"),
+        FieldSpec("leader_epoch", "int32"),
+        FieldSpec("start_offset", "int64"),
         _COMPLETE,
-        Column("create_timestamp", "int64"),
-        Column("write_timestamp", "int64"),
+        FieldSpec("create_timestamp", "int64"),
+        FieldSpec("write_timestamp", "int64"),
         _STATE_BATCHES,
         _DELAYS,
     ),
     flexible="0+",
 )
-_UPDATE = Message(
+_UPDATE = MessageSpec(
     "ShareUpdateValue",
     "0",
     (
-        Column("snapshot_epoch", "int32"),
-        Column("leader_epoch", "int32"),
-        Column("start_offset", "int64"),
+        FieldSpec("snapshot_epoch", "int32"),
+        FieldSpec("leader_epoch", "int32"),
+        FieldSpec("start_offset", "int64"),
         _COMPLETE,
         _STATE_BATCHES,
         _DELAYS,
     ),
     flexible="0+",
 )
-_VALUES = {RecordType.SHARE_SNAPSHOT: _SNAPSHOT, RecordType.SHARE_UPDATE: _UPDATE}
+_VALUES = {ShareRecordType.SHARE_SNAPSHOT: _SNAPSHOT, ShareRecordType.SHARE_UPDATE: _UPDATE}
 # An update's value: version, epochs, start offset; then batches; then the tagged count.
 _UPDATE_HEAD = struct.Struct(">hiiq")
 _BATCH = struct.Struct(">qqbhB")
@@ -133,7 +137,7 @@ _NO_TAGS = b"\x00"
 _COMPLETE_HEAD = b"\x01\x00\x04"
 
 
-class Update(NamedTuple):
+class ShareUpdate(NamedTuple):
     """The fields of an update. Start offset and count are -1 if they do not change."""
 
     snapshot_epoch: int
@@ -144,20 +148,20 @@ class Update(NamedTuple):
     delays: Sequence[Delay] = ()
 
 
-class Decoded(NamedTuple):
+class DecodedShareRecord(NamedTuple):
     """A record as fields. `value` is None for a tombstone."""
 
-    type: RecordType
+    type: ShareRecordType
     key: ShareKey
     value: dict[str, Any] | None
 
 
-def key_bytes(kind: RecordType, key: ShareKey) -> bytes:
+def encode_key(kind: ShareRecordType, key: ShareKey) -> bytes:
     """Return the encoded key of a record."""
     return _INT16.pack(kind) + key.encoded
 
 
-def snapshot(
+def encode_snapshot(
     key: ShareKey,
     *,
     snapshot_epoch: int,
@@ -169,7 +173,7 @@ def snapshot(
     write_timestamp: int,
     state_batches: Sequence[StateBatch],
     delays: Sequence[Delay] = (),
-) -> Record:
+) -> CoordinatorRecord:
     """Return a snapshot record. Timestamps are epoch milliseconds."""
     out = bytearray(_INT16.pack(_VERSION))
     fields = {
@@ -180,17 +184,17 @@ def snapshot(
         "delivery_complete_count": delivery_complete_count,
         "create_timestamp": create_timestamp,
         "write_timestamp": write_timestamp,
-        **_ranges(state_batches, delays),
+        **_build_range_fields(state_batches, delays),
     }
-    compiler.writer(_SNAPSHOT.at(_VERSION))(out, fields)
-    return Record(key_bytes(RecordType.SHARE_SNAPSHOT, key), bytes(out))
+    compiler.get_writer(_SNAPSHOT.get_struct(_VERSION))(out, fields)
+    return CoordinatorRecord(encode_key(ShareRecordType.SHARE_SNAPSHOT, key), bytes(out))
 
 
-def update_value(update: Update) -> bytes:
+def encode_update(update: ShareUpdate) -> bytes:
     """Return the value of an update record. It is encoded by hand, since each acknowledgement
     writes one."""
     if update.delays:
-        return _update_value_with_delays(update)
+        return _encode_update_with_delays(update)
     out = bytearray(_UPDATE_HEAD.pack(_VERSION, *update[:3]))
     compiler.put_uvarint(out, len(update.state_batches) + 1)
     if compiled.native is not None and type(update.state_batches) is list:
@@ -202,14 +206,14 @@ def update_value(update: Update) -> bytes:
     return bytes(out)
 
 
-def _update_value_with_delays(update: Update) -> bytes:
+def _encode_update_with_delays(update: ShareUpdate) -> bytes:
     out = bytearray(_INT16.pack(_VERSION))
-    fields = update._asdict() | _ranges(update.state_batches, update.delays)
-    compiler.writer(_UPDATE.at(_VERSION))(out, fields)
+    fields = update._asdict() | _build_range_fields(update.state_batches, update.delays)
+    compiler.get_writer(_UPDATE.get_struct(_VERSION))(out, fields)
     return bytes(out)
 
 
-def _ranges(batches: Sequence[StateBatch], waits: Sequence[Delay]) -> dict[str, Any]:
+def _build_range_fields(batches: Sequence[StateBatch], waits: Sequence[Delay]) -> dict[str, Any]:
     return {
         "state_batches": [
             {
@@ -232,10 +236,10 @@ def _ranges(batches: Sequence[StateBatch], waits: Sequence[Delay]) -> dict[str, 
     }
 
 
-def read_update(value: bytes) -> Update | None:
+def read_update(value: bytes) -> ShareUpdate | None:
     """Return the fields of an update, or None for an unknown version or invalid bytes.
 
-    Values of `update_value` are decoded by hand; others by the layout.
+    Values of `encode_update` are decoded by hand; others by the layout.
     """
     if len(value) > _UPDATE_HEAD.size:
         version, snapshot_epoch, leader_epoch, start_offset = _UPDATE_HEAD.unpack_from(value)
@@ -254,50 +258,52 @@ def read_update(value: bytes) -> Update | None:
             if not any(batch[4] for batch in batches):
                 complete = int.from_bytes(tags[3:], "big", signed=True) if len(tags) > 1 else -1
                 changed = [batch[:4] for batch in batches]
-                return Update(snapshot_epoch, leader_epoch, start_offset, complete, changed)
-    fields = _read_value(RecordType.SHARE_UPDATE, value)
+                return ShareUpdate(snapshot_epoch, leader_epoch, start_offset, complete, changed)
+    fields = _read_value(ShareRecordType.SHARE_UPDATE, value)
     if fields is None:
         return None
-    return Update(
+    return ShareUpdate(
         fields["snapshot_epoch"],
         fields["leader_epoch"],
         fields["start_offset"],
         fields["delivery_complete_count"],
-        state_batches(fields),
-        delays(fields),
+        read_state_batches(fields),
+        read_delays(fields),
     )
 
 
-def tombstone(key: ShareKey) -> Record:
+def encode_tombstone(key: ShareKey) -> CoordinatorRecord:
     """Return the record that deletes a share partition's state."""
-    return Record(key_bytes(RecordType.SHARE_SNAPSHOT, key), None)
+    return CoordinatorRecord(encode_key(ShareRecordType.SHARE_SNAPSHOT, key), None)
 
 
-def decode(record: Record) -> Decoded | None:
+def decode(record: CoordinatorRecord) -> DecodedShareRecord | None:
     """Return the fields of a record, or None for an unknown type or version, or invalid bytes."""
     try:
-        kind = RecordType(_INT16.unpack_from(record.key)[0])
-        fields, _ = compiler.reader(_KEY.at(_VERSION))(memoryview(record.key), _INT16.size)
+        kind = ShareRecordType(_INT16.unpack_from(record.key)[0])
+        fields, _ = compiler.get_reader(_KEY.get_struct(_VERSION))(
+            memoryview(record.key), _INT16.size
+        )
     except (ValueError, struct.error, WireError):
         return None
     key = ShareKey(fields["group_id"], fields["topic_id"], fields["partition"])
     if record.value is None:
-        return Decoded(kind, key, None)
+        return DecodedShareRecord(kind, key, None)
     value = _read_value(kind, record.value)
-    return None if value is None else Decoded(kind, key, value)
+    return None if value is None else DecodedShareRecord(kind, key, value)
 
 
-def _read_value(kind: RecordType, value: bytes) -> dict[str, Any] | None:
+def _read_value(kind: ShareRecordType, value: bytes) -> dict[str, Any] | None:
     try:
         if _INT16.unpack_from(value)[0] != _VERSION:
             return None
-        layout = compiler.reader(_VALUES[kind].at(_VERSION))
+        layout = compiler.get_reader(_VALUES[kind].get_struct(_VERSION))
         return layout(memoryview(value), _INT16.size)[0]
     except (struct.error, WireError):
         return None
 
 
-def state_batches(value: Mapping[str, Any]) -> list[StateBatch]:
+def read_state_batches(value: Mapping[str, Any]) -> list[StateBatch]:
     """Return the state batches of a decoded value."""
     return [
         Delay(x["first_offset"], x["last_offset"], x["delivery_state"], x["delivery_count"])
@@ -305,7 +311,7 @@ def state_batches(value: Mapping[str, Any]) -> list[StateBatch]:
     ]
 
 
-def delays(value: Mapping[str, Any]) -> tuple[Delay, ...]:
+def read_delays(value: Mapping[str, Any]) -> tuple[Delay, ...]:
     """Return the delays of a decoded value."""
     return tuple(
         Delay(x["first_offset"], x["last_offset"], x["delivery_count"], x["available_timestamp"])

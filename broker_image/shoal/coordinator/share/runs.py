@@ -19,9 +19,9 @@ from typing import Any
 #: State, delivery count, lock and piece of a run. A plain tuple: acknowledgements make one for each
 #: run that they change.
 RunValues = tuple[int, int, int, int]
-#: First offset, last offset, and further values for `Change`.
-Edit = tuple[Any, ...]
-Change = Callable[[Edit, int, int, RunValues], RunValues | None]
+#: First offset, last offset, and further values for `RunChange`.
+RangeEdit = tuple[Any, ...]
+RunChange = Callable[[RangeEdit, int, int, RunValues], RunValues | None]
 #: At most this many edits are made one by one; more go through `Runs.rewrite`.
 ONE_BY_ONE_MAX = 2
 #: Runs between two edits that are not worth a separate stretch.
@@ -32,7 +32,7 @@ COUNT_MAX = 255
 RUN_SIZE = 8 + 1 + 1 + 4 + 4
 
 
-class Runs:
+class OffsetRuns:
     """The columns of a window.
 
     `locks` has acquisition lock numbers, 0 for none. `pieces` has the number of offsets in the
@@ -58,11 +58,11 @@ class Runs:
         """The first offset of the window, or `end` if it is empty."""
         return self.firsts[0] if self.firsts else self.end
 
-    def last(self, run: int) -> int:
+    def get_last(self, run: int) -> int:
         """Return the last offset of a run."""
         return (self.firsts[run + 1] if run + 1 < len(self.firsts) else self.end) - 1
 
-    def run_of(self, offset: int) -> int:
+    def find_run(self, offset: int) -> int:
         """Return the run of `offset`, which is in the window."""
         return bisect_right(self.firsts, offset) - 1
 
@@ -108,74 +108,74 @@ class Runs:
 
     def join(self, run: int, past: int) -> None:
         """Join equal neighbours among the runs `[run - 1, past]` that exist."""
-        firsts, states, counts, locks, pieces = self.columns()
-        for at in range(min(past, len(firsts) - 1), max(run, 1) - 1, -1):
-            above = at - 1
+        firsts, states, counts, locks, pieces = self.get_columns()
+        for index in range(min(past, len(firsts) - 1), max(run, 1) - 1, -1):
+            above = index - 1
             if (
-                states[at] == states[above]
-                and locks[at] == locks[above]
-                and counts[at] == counts[above]
-                and pieces[at] == pieces[above]
+                states[index] == states[above]
+                and locks[index] == locks[above]
+                and counts[index] == counts[above]
+                and pieces[index] == pieces[above]
             ):
-                del firsts[at], states[at], counts[at], locks[at], pieces[at]
+                del firsts[index], states[index], counts[index], locks[index], pieces[index]
 
     # One function, since a call for each edit adds 4 % (of 1.5 µs).
-    def rewrite(self, edits: Sequence[Edit], change: Change) -> bool:  # noqa: C901
+    def rewrite(self, edits: Sequence[RangeEdit], change: RunChange) -> bool:  # noqa: C901
         """Change rising offsets of the window in one pass.
 
         `change` gets an edit, the first and last of its offsets in one run, and the run's state,
         count, lock and piece. It returns their new values. If it returns None, this returns False
         and nothing is changed. It takes a third of the time of cutting and joining for each edit.
         """
-        firsts, states, counts, locks, pieces = self.columns()
+        firsts, states, counts, locks, pieces = self.get_columns()
         size, end = len(firsts), self.end
         stretches: list[_Stretch] = []
-        made: _Stretch | None = None
-        run, at, past = -1, 0, edits[0][0]  # The rest of the run is [at, past).
+        current: _Stretch | None = None
+        run, position, past = -1, 0, edits[0][0]  # The rest of the run is [at, past).
         value: RunValues = (0, 0, 0, 0)
         for edit in edits:
             first, last = edit[0], edit[1]
             if past <= first:
-                ahead = run + 1
-                if ahead + 1 < size and firsts[ahead + 1] <= first:
-                    ahead = bisect_right(firsts, first, lo=ahead + 1) - 1
-                if made is None or ahead - run > _NEAR_RUNS:
-                    if made is not None:
-                        made.end(self, run, at, past)
-                    made = _Stretch(self, ahead)
-                    stretches.append(made)
+                next_run = run + 1
+                if next_run + 1 < size and firsts[next_run + 1] <= first:
+                    next_run = bisect_right(firsts, first, lo=next_run + 1) - 1
+                if current is None or next_run - run > _NEAR_RUNS:
+                    if current is not None:
+                        current.end(self, run, position, past)
+                    current = _Stretch(self, next_run)
+                    stretches.append(current)
                 else:
-                    if at < past:
-                        made.put(at, value)
-                    for between in range(run + 1, ahead):
-                        made.put(firsts[between], self.values_of(between))
-                run, at = ahead, firsts[ahead]
+                    if position < past:
+                        current.put(position, value)
+                    for between in range(run + 1, next_run):
+                        current.put(firsts[between], self.get_values(between))
+                run, position = next_run, firsts[next_run]
                 past = firsts[run + 1] if run + 1 < size else end
                 value = states[run], counts[run], locks[run], pieces[run]
-            assert made is not None
-            if at < first:
-                made.put(at, value)
-                at = first
+            assert current is not None
+            if position < first:
+                current.put(position, value)
+                position = first
             while True:
                 high = last if last < past else past - 1
-                becomes = change(edit, at, high, value)
+                becomes = change(edit, position, high, value)
                 if becomes is None:
                     return False
-                if becomes != made.previous:
-                    made.put(at, becomes)
-                at = high + 1
+                if becomes != current.previous:
+                    current.put(position, becomes)
+                position = high + 1
                 if high == last:
                     break
                 run += 1
                 past = firsts[run + 1] if run + 1 < size else end
                 value = states[run], counts[run], locks[run], pieces[run]
-        assert made is not None
-        made.end(self, run, at, past)
+        assert current is not None
+        current.end(self, run, position, past)
         for stretch in reversed(stretches):
             stretch.replace(self)
         return True
 
-    def values_of(self, run: int) -> RunValues:
+    def get_values(self, run: int) -> RunValues:
         """Return state, count, lock and piece of a run."""
         return self.states[run], self.counts[run], self.locks[run], self.pieces[run]
 
@@ -206,11 +206,11 @@ class Runs:
         del self.locks[past:], self.pieces[past:]
         self.end = end
 
-    def size_bytes(self) -> int:
+    def get_size_bytes(self) -> int:
         """Return the memory of the columns."""
-        return sum(column.__sizeof__() for column in self.columns())
+        return sum(column.__sizeof__() for column in self.get_columns())
 
-    def columns(self) -> tuple[array[int], bytearray, bytearray, array[int], array[int]]:
+    def get_columns(self) -> tuple[array[int], bytearray, bytearray, array[int], array[int]]:
         """Return first offsets, states, delivery counts, locks and pieces."""
         return self.firsts, self.states, self.counts, self.locks, self.pieces
 
@@ -227,9 +227,9 @@ class _Stretch:
 
     __slots__ = ("_begin", "_firsts", "_past", "_values", "previous")
 
-    def __init__(self, runs: Runs, begin: int) -> None:
+    def __init__(self, runs: OffsetRuns, begin: int) -> None:
         self._begin = self._past = begin
-        self.previous = runs.values_of(begin - 1) if begin else None
+        self.previous = runs.get_values(begin - 1) if begin else None
         self._firsts: list[int] = []
         self._values: list[RunValues] = []
 
@@ -240,16 +240,16 @@ class _Stretch:
             self._firsts.append(first)
             self._values.append(value)
 
-    def end(self, runs: Runs, run: int, at: int, past: int) -> None:
+    def end(self, runs: OffsetRuns, run: int, position: int, past: int) -> None:
         """Add the rest of the last run, or the run behind it, which may join."""
-        if at < past:
-            self.put(at, runs.values_of(run))
+        if position < past:
+            self.put(position, runs.get_values(run))
         elif run + 1 < len(runs):
             run += 1
-            self.put(runs.firsts[run], runs.values_of(run))
+            self.put(runs.firsts[run], runs.get_values(run))
         self._past = run + 1
 
-    def replace(self, runs: Runs) -> None:
+    def replace(self, runs: OffsetRuns) -> None:
         """Replace the old runs."""
         begin, past = self._begin, self._past
         runs.firsts[begin:past] = array("q", self._firsts)

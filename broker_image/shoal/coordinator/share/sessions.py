@@ -78,7 +78,7 @@ class ShareSessions:
         """Partitions in all sessions."""
         return sum(len(session.partitions) for session in self._sessions.values())
 
-    def members_of(self, group_id: str) -> int:
+    def count_members(self, group_id: str) -> int:
         """Return the number of sessions of a group."""
         return self._members.get(group_id, 0)
 
@@ -101,7 +101,7 @@ class ShareSessions:
         """
         before = self.get(group_id, member_id)
         if before is not None and before.principal != principal:
-            raise _not_found(group_id, member_id)
+            raise _make_not_found_error(group_id, member_id)
         self.close(group_id, member_id)
         if len(self._sessions) >= self.limit:
             raise ApiError(
@@ -119,11 +119,13 @@ class ShareSessions:
             del self._client_ids[next(iter(self._client_ids))]
         return session
 
-    def client_id(self, group_id: str, member_id: str) -> str:
+    def get_client_id(self, group_id: str, member_id: str) -> str:
         """Return a member's client.id, also for a while after its session; "" if unknown."""
         return self._client_ids.get((group_id, member_id), "")
 
-    def next(self, group_id: str, member_id: str, epoch: int, principal: str = "") -> ShareSession:
+    def advance(
+        self, group_id: str, member_id: str, epoch: int, principal: str = ""
+    ) -> ShareSession:
         """Return the session of a principal's request with `epoch`, not 0, and advance it unless
         the epoch is final.
 
@@ -131,7 +133,7 @@ class ShareSessions:
         """
         session = self._sessions.get((group_id, member_id))
         if session is None or session.principal != principal:
-            raise _not_found(group_id, member_id)
+            raise _make_not_found_error(group_id, member_id)
         if epoch == FINAL_EPOCH:
             return session
         if epoch != session.epoch:
@@ -146,15 +148,15 @@ class ShareSessions:
         """End a member's session, if there is one."""
         session = self._sessions.pop((group_id, member_id), None)
         if session is not None:
-            left = self._members[group_id] - 1
-            if left:
-                self._members[group_id] = left
+            remaining = self._members[group_id] - 1
+            if remaining:
+                self._members[group_id] = remaining
             else:
                 del self._members[group_id]
         return session
 
 
-def _not_found(group_id: str, member_id: str) -> ApiError:
+def _make_not_found_error(group_id: str, member_id: str) -> ApiError:
     return ApiError(
         ErrorCode.share_session_not_found,
         f"member {member_id} of group {group_id} has no share session here",

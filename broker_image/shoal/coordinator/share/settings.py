@@ -9,15 +9,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.coordinator.share.tenants import ALL_EQUAL, TenantPolicy
+
 if TYPE_CHECKING:
-    from shoal.coordinator.share.backoff import Backoff
+    from shoal.coordinator.share.backoff import RedeliveryBackoff
 
 #: A batch is delivered in ever smaller pieces only where the limit leaves attempts to do so.
 _SPLITTING_LIMIT_MIN = 3
 
 
 class SelectionPolicy(NamedTuple):
-    """Key order, delay and priority of a group (`selection`). Each is off by default."""
+    """Key order, delay, priority and fairness of a group (`selection`). Each is off by default."""
 
     #: `share.ordering` is `key`
     key_order: bool = False
@@ -39,6 +41,15 @@ class SelectionPolicy(NamedTuple):
     priority_lookahead: int = 1000
     #: `share.priority.ageing.ms`: the wait that equals one step of priority.
     priority_ageing_ms: int = 60_000
+    #: `share.fairness.by`: `key`, `header:NAME`, or empty for none.
+    fairness_by: str = ""
+    #: `share.fairness.lookahead.records`: available records among which tenants are found.
+    fairness_lookahead: int = 100_000
+
+    @property
+    def tenant_header(self) -> str:
+        """The header that names the tenant of a record; empty if none does."""
+        return self.fairness_by.removeprefix("header:") if self.fairness_by != "key" else ""
 
     @property
     def dead_letters_hold_keys(self) -> bool:
@@ -48,9 +59,9 @@ class SelectionPolicy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShareSettings:
-    """Group configs that govern delivery, with Kafka 4.3.1's defaults."""
+    """Group configs that govern delivery, with Kafka 4.4.0's defaults."""
 
-    #: `share.record.lock.duration.ms`
+    #: `share.record.lock.format_duration.ms`
     lock_duration_ms: int = 30_000
     #: `share.delivery.count.limit`
     delivery_count_limit: int = 5
@@ -63,7 +74,7 @@ class ShareSettings:
     #: `share.auto.offset.reset`: `latest`, `earliest` or `by_duration:PnDTnHnMn.nS`
     auto_offset_reset: str = "latest"
     #: `share.redelivery.backoff.*`; None without back-off.
-    backoff: Backoff | None = None
+    backoff: RedeliveryBackoff | None = None
     #: `share.delivery.paused`
     paused: bool = False
     #: `errors.deadletterqueue.topic.name` is set: failed records are ARCHIVING at first.
@@ -72,9 +83,11 @@ class ShareSettings:
     flood_per_minute: int = 0
     #: `share.redelivery.backoff.max.ms`: maximum delay of a release.
     release_delay_max_ms: int = 300_000
-    #: `share.ordering`, `share.delay.*` and `share.priority.*`; None if none of them is set. Then
-    #: records are acquired in the order of the log.
+    #: `share.ordering`, `share.delay.*`, `share.priority.*` and `share.fairness.*`; None if none of
+    #: them is set. Then records are acquired in the order of the log.
     selection: SelectionPolicy | None = None
+    #: What each tenant may use, in groups with `share.fairness.by`.
+    tenants: TenantPolicy = ALL_EQUAL
 
     @property
     def splitting_count(self) -> int:

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.share import bulk
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay
-from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange, FailurePolicy
-from shoal.coordinator.share.locks import Lock, Locks
-from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
+from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailureCause, FailurePolicy
+from shoal.coordinator.share.failure_reasons import FailureReasons
+from shoal.coordinator.share.locks import Lock, Locks, split_renewals
+from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, OffsetRuns
 from shoal.coordinator.share.states import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -51,20 +52,30 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.settings import ShareSettings
 
 #: Acknowledged offsets: first, last, one type for all or one for each offset, and optionally the
-#: delay of released records in milliseconds, in place of the group's back-off.
-Acknowledgement = tuple[int, int, Sequence[int]] | tuple[int, int, Sequence[int], int]
+#: delay of released records in milliseconds, in place of the group's back-off, and the encoded
+#: reason of the failure.
+Acknowledgement = (
+    tuple[int, int, Sequence[int]]
+    | tuple[int, int, Sequence[int], int]
+    | tuple[int, int, Sequence[int], int | None, bytes]
+)
 
 
-class Outcome(NamedTuple):
-    """Result of an acknowledgement: a refusal as a whole, or the changes to persist."""
+class AcknowledgeOutcome(NamedTuple):
+    """Result of an acknowledgement: a refusal as a whole, or the changes to persist.
+
+    Renewals of `cancelled` ranges are left out. If a member asks for nothing else, they are a
+    refusal.
+    """
 
     error: ErrorCode
     message: str | None
     changes: Sequence[StateBatch]
+    cancelled: Sequence[tuple[int, int]] = ()
 
 
 #: First offset, last offset, delivery count and piece of an available run. A plain tuple, because
-#: every fetch makes some: with a NamedTuple, `available_from` takes 1.6 times as long.
+#: every fetch makes some: with a NamedTuple, `find_available` takes 1.6 times as long.
 AvailableRun = tuple[int, int, int, int]
 
 
@@ -81,13 +92,14 @@ class SharePartition:
         "leader_epoch",
         "locks",
         "log_start_offset",
+        "reasons",
         "runs",
         "state_epoch",
         "waits",
     )
 
     def __init__(self, start_offset: int, *, state_epoch: int = 0, leader_epoch: int = 0) -> None:
-        self.runs = Runs(start_offset)
+        self.runs = OffsetRuns(start_offset)
         self.locks = Locks()
         #: WAITING offsets, under locks without a member whose deadlines end the back-off. They have
         #: numbers of their own.
@@ -98,6 +110,8 @@ class SharePartition:
         self.dead_letters: list[DeadLetterRange] = []
         #: Records whose delivery ended without an accept, in changes that are not persisted.
         self.failed: list[StateBatch] = []
+        #: Why members gave records back that are still in flight. The owner may set a budget.
+        self.reasons = FailureReasons()
         self.log_start_offset = 0
         self.state_epoch = state_epoch
         self.leader_epoch = leader_epoch
@@ -109,7 +123,7 @@ class SharePartition:
         self._gaps = 0
 
     @classmethod
-    def load(
+    def from_state_batches(
         cls,
         start_offset: int,
         batches: Iterable[StateBatch],
@@ -141,7 +155,7 @@ class SharePartition:
             loaded._count_complete(run, +1)
         # If two delays have the same count, the later applies: a delivery may have been taken back.
         for delay in reversed(tuple(delays)):
-            loaded._wait_on(*delay)
+            loaded._restore_wait(*delay)
         loaded.advance_log_start(log_start_offset)
         loaded.advance()
         return loaded
@@ -164,10 +178,10 @@ class SharePartition:
     @property
     def next_deadline_ms(self) -> int | None:
         """The time of the next `expire` or `end_waits`."""
-        deadline_ms = self.locks.next_deadline_ms()
+        deadline_ms = self.locks.find_next_deadline_ms()
         if not self.waits.live:
             return deadline_ms
-        wait_ms = self.waits.next_deadline_ms()
+        wait_ms = self.waits.find_next_deadline_ms()
         assert wait_ms is not None
         return wait_ms if deadline_ms is None else min(deadline_ms, wait_ms)
 
@@ -176,7 +190,7 @@ class SharePartition:
         """The number of WAITING offsets."""
         return self.waits.records
 
-    def next_fetch_offset(self) -> int:
+    def find_next_fetch_offset(self) -> int:
         """Return the first offset to acquire: an available one, or the window's end."""
         run = self.runs.states.find(AVAILABLE)
         return self.runs.firsts[run] if run >= 0 else self.runs.end
@@ -184,18 +198,18 @@ class SharePartition:
     def can_acquire(self, log_end: int, max_record_locks: int) -> bool:
         """Whether a fetch may find records below `log_end`, within the limit on records in
         flight."""
-        if self.next_fetch_offset() < self.runs.end:
-            return self.lockable_max(max_record_locks) > 0
+        if self.find_next_fetch_offset() < self.runs.end:
+            return self.compute_lockable_max(max_record_locks) > 0
         return self.runs.end < log_end and self.in_flight < max_record_locks
 
     def is_full(self, max_record_locks: int) -> bool:
         """Whether the limit on records in flight lets no fetch acquire anything."""
         if self.in_flight < max_record_locks:
             return False
-        none_available = self.next_fetch_offset() == self.runs.end
-        return none_available or self.lockable_max(max_record_locks) <= 0
+        none_available = self.find_next_fetch_offset() == self.runs.end
+        return none_available or self.compute_lockable_max(max_record_locks) <= 0
 
-    def lockable_max(self, max_record_locks: int) -> int:
+    def compute_lockable_max(self, max_record_locks: int) -> int:
         """Return an upper bound of the available offsets that a fetch may acquire.
 
         It matters if the window is larger than the limit: the limit was lowered, or the group had
@@ -205,15 +219,15 @@ class SharePartition:
             return max_record_locks
         return max_record_locks - self.locks.records
 
-    def available_from(self, offset: int) -> AvailableRun | None:
+    def find_available(self, offset: int) -> AvailableRun | None:
         """Return the first available run from `offset` on."""
         runs = self.runs
         if not runs.start <= offset < runs.end:
             return None
-        run = runs.states.find(AVAILABLE, runs.run_of(offset))
+        run = runs.states.find(AVAILABLE, runs.find_run(offset))
         if run < 0:
             return None
-        return max(runs.firsts[run], offset), runs.last(run), runs.counts[run], runs.pieces[run]
+        return max(runs.firsts[run], offset), runs.get_last(run), runs.counts[run], runs.pieces[run]
 
     def lock(self, first: int, last: int, number: int) -> None:
         """Acquire available offsets of one run under lock `number`, as one piece."""
@@ -232,7 +246,7 @@ class SharePartition:
         self.runs.append(last, AVAILABLE)
 
     def archive(
-        self, first: int, last: int, changes: list[StateBatch], cause: Cause | None = None
+        self, first: int, last: int, changes: list[StateBatch], cause: FailureCause | None = None
     ) -> None:
         """Archive the available offsets of a range, and extend the window if the range lies behind
         it.
@@ -249,18 +263,20 @@ class SharePartition:
         if first > last:
             return
         run, past = runs.cut(first), runs.cut(last + 1)
-        for at in range(run, past):
-            if runs.states[at] == AVAILABLE:
-                low, high, count = runs.firsts[at], runs.last(at), runs.counts[at]
-                runs.states[at] = becomes
-                runs.pieces[at] = 0
+        for index in range(run, past):
+            if runs.states[index] == AVAILABLE:
+                low, high, count = runs.firsts[index], runs.get_last(index), runs.counts[index]
+                runs.states[index] = becomes
+                runs.pieces[index] = 0
                 changes.append((low, high, becomes, count))
-                self._count_complete(at, +1)
-                if cause is not None:
+                self._count_complete(index, +1)
+                if cause is None:
+                    self.reasons.forget(low, high)
+                else:
                     self.dead_letters.append(DeadLetterRange(low, high, count, cause, ""))
         runs.join(run, past)
 
-    def archived(self, first: int, last: int) -> list[StateBatch]:
+    def complete_archiving(self, first: int, last: int) -> list[StateBatch]:
         """Archive ARCHIVING offsets, whose dead letters are written or given up. Return the changes
         to persist."""
         return self._archive_all(first, last, ARCHIVING)
@@ -274,14 +290,15 @@ class SharePartition:
         inside = runs.cut_out(first, last)
         if not inside:
             return []
-        for at in inside:
-            if runs.states[at] == state:
-                low, high = runs.firsts[at], runs.last(at)
+        for index in inside:
+            if runs.states[index] == state:
+                low, high = runs.firsts[index], runs.get_last(index)
                 if state == HOLDS_KEY:
                     self.key_holders -= high - low + 1
-                runs.states[at] = ARCHIVED
-                changes.append((low, high, ARCHIVED, runs.counts[at]))
-                self._count_complete(at, +1)
+                runs.states[index] = ARCHIVED
+                changes.append((low, high, ARCHIVED, runs.counts[index]))
+                self._count_complete(index, +1)
+                self.reasons.forget(low, high)
         runs.join(inside.start, inside.stop)
         self.advance()
         return changes
@@ -291,31 +308,31 @@ class SharePartition:
         gets what is to be persisted."""
         runs = self.runs
         inside = runs.cut_out(first, last)
-        for at in inside:
-            if runs.states[at] == ARCHIVING:
-                self._hold(at)
-                first_held, last_held = runs.firsts[at], runs.last(at)
-                delay = Delay(first_held, last_held, runs.counts[at], UNTIL_FREED)
+        for index in inside:
+            if runs.states[index] == ARCHIVING:
+                self._hold(index)
+                first_held, last_held = runs.firsts[index], runs.get_last(index)
+                delay = Delay(first_held, last_held, runs.counts[index], UNTIL_FREED)
                 self.delays.append(delay)
         runs.join(inside.start, inside.stop)
 
     def _hold(self, run: int) -> None:
         self.runs.states[run] = HOLDS_KEY
-        self.key_holders += self.runs.last(run) - self.runs.firsts[run] + 1
+        self.key_holders += self.runs.get_last(run) - self.runs.firsts[run] + 1
 
-    def key_holder_ranges(self) -> list[tuple[int, int, int]]:
+    def get_key_holder_ranges(self) -> list[tuple[int, int, int]]:
         """Return the HOLDS_KEY offsets: first, last, delivery count."""
-        return list(self._in_state(HOLDS_KEY)) if self.key_holders else []
+        return list(self._iterate_in_state(HOLDS_KEY)) if self.key_holders else []
 
-    def archiving(self) -> Iterator[tuple[int, int, int]]:
+    def iterate_archiving(self) -> Iterator[tuple[int, int, int]]:
         """Return the offsets that wait for their dead letter: first, last, delivery count."""
-        return self._in_state(ARCHIVING)
+        return self._iterate_in_state(ARCHIVING)
 
-    def _in_state(self, state: int) -> Iterator[tuple[int, int, int]]:
+    def _iterate_in_state(self, state: int) -> Iterator[tuple[int, int, int]]:
         runs = self.runs
         for run in range(len(runs)):
             if runs.states[run] == state:
-                yield runs.firsts[run], runs.last(run), runs.counts[run]
+                yield runs.firsts[run], runs.get_last(run), runs.counts[run]
 
     def acknowledge(
         self,
@@ -324,7 +341,7 @@ class SharePartition:
         acknowledgements: Sequence[Acknowledgement],
         settings: ShareSettings,
         on_failure: FailurePolicy | None = None,
-    ) -> Outcome:
+    ) -> AcknowledgeOutcome:
         """Settle or renew a member's records: all of them, or none if any is refused.
 
         Offsets below the log's start are ignored. Offsets that the member does not hold are
@@ -336,20 +353,25 @@ class SharePartition:
             if len(types) == 1 and types[0] == ACCEPT:
                 change = self._accept(now_ms, member_id, first, last)
                 if change is not None:
-                    return Outcome(ErrorCode.none, None, (change,))
+                    if self.reasons:
+                        self.reasons.forget(first, last)
+                    return AcknowledgeOutcome(ErrorCode.none, None, (change,))
         elif len(acknowledgements) > ONE_BY_ONE_MAX:
             accepted = bulk.accept_all(self.runs, self.locks, now_ms, member_id, acknowledgements)
             if accepted is not None:
                 changes_all, records = accepted
                 self.complete += records
+                if self.reasons:
+                    for first, last, *_ in acknowledgements:
+                        self.reasons.forget(first, last)
                 self.advance()
-                return Outcome(ErrorCode.none, None, changes_all)
-        refusal = self._refusal(now_ms, member_id, acknowledgements, settings)
+                return AcknowledgeOutcome(ErrorCode.none, None, changes_all)
+        refusal = self._find_refusal(now_ms, member_id, acknowledgements, settings)
         if refusal is not None:
             return refusal
-        changes = self._apply(now_ms, member_id, acknowledgements, settings, on_failure)
+        outcome = self._apply(now_ms, member_id, acknowledgements, settings, on_failure)
         self.advance()
-        return Outcome(ErrorCode.none, None, changes)
+        return outcome
 
     def _apply(
         self,
@@ -358,14 +380,15 @@ class SharePartition:
         acknowledgements: Sequence[Acknowledgement],
         settings: ShareSettings,
         on_failure: FailurePolicy | None,
-    ) -> list[StateBatch]:
-        """Settle or renew records of acknowledgements that are not refused. Return the changes."""
+    ) -> AcknowledgeOutcome:
+        """Settle or renew records of acknowledgements that the member may make."""
         changes: list[StateBatch] = []
         renewed: list[tuple[int, int]] = []
         limit = settings.delivery_count_limit
-        for first, last, types, *delay_ms in acknowledgements:
-            due_ms = now_ms + delay_ms[0] if delay_ms else None
-            for low, high, kind in _alike(max(first, self.runs.start), last, first, types):
+        for first, last, types, *extensions in acknowledgements:
+            delay_ms, reason = (*extensions, None, None)[:2]
+            due_ms = None if delay_ms is None else now_ms + delay_ms
+            for low, high, kind in _group_by_type(max(first, self.runs.start), last, first, types):
                 if kind == AcknowledgeType.RENEW:
                     renewed.append((low, high))
                 else:
@@ -377,11 +400,18 @@ class SharePartition:
                         and on_failure.dead_letters
                     ):
                         state = ARCHIVING
+                    if reason:
+                        self.reasons.note(low, high, reason)
                     self._settle(run, past, state, limit, changes, on_failure, due_ms)
                     self.runs.join(run, past)
+        cancelled: list[tuple[int, int]] = []
         if renewed:
-            self._renew(now_ms + settings.lock_duration_ms, member_id, renewed)
-        return changes
+            kept, cancelled = split_renewals(self.runs, self.locks, renewed)
+            if kept:
+                self._renew(now_ms + settings.lock_duration_ms, member_id, kept)
+            elif not changes:
+                return _build_refusal(f"offset {renewed[0][0]} is cancelled", cancelled)
+        return AcknowledgeOutcome(ErrorCode.none, None, changes, cancelled)
 
     def _accept(self, now_ms: int, member_id: str, first: int, last: int) -> StateBatch | None:
         """Accept offsets at the beginning of a longer run, as when a worker commits each record.
@@ -408,47 +438,51 @@ class SharePartition:
         lock.records -= last - first + 1
         return (first, last, ACKNOWLEDGED, count)
 
-    def _refusal(
+    def _find_refusal(
         self,
         now_ms: int,
         member_id: str,
         acknowledgements: Sequence[Acknowledgement],
         settings: ShareSettings,
-    ) -> Outcome | None:
+    ) -> AcknowledgeOutcome | None:
         runs, live = self.runs, self.locks.live
         for first, last, types, *_ in acknowledgements:
             if last < self.log_start_offset:
                 continue
             if max(first, self.log_start_offset) < runs.start:
-                return _refused(f"offset {first} is not acquired, its delivery is complete")
+                return _build_refusal(f"offset {first} is not acquired, its delivery is complete")
             if last >= runs.end:
-                return _past_the_window(last, is_empty=not len(runs))
+                return _build_past_window_refusal(last, is_empty=not len(runs))
             if AcknowledgeType.RENEW in types and not settings.renew_enabled:
-                return _refused("the group does not allow renewal (share.renew.acknowledge.enable)")
-            for run in range(runs.run_of(max(first, runs.start)), len(runs)):
-                at = runs.firsts[run]
-                if at > last:
+                return _build_refusal(
+                    "the group does not allow renewal (share.renew.acknowledge.enable)"
+                )
+            for run in range(runs.find_run(max(first, runs.start)), len(runs)):
+                run_first = runs.firsts[run]
+                if run_first > last:
                     break
                 if runs.states[run] != ACQUIRED:
-                    return _refused(f"offset {max(at, first)} is not acquired")
+                    return _build_refusal(f"offset {max(run_first, first)} is not acquired")
                 lock = live[runs.locks[run]]
                 if lock.member_id != member_id or lock.deadline_ms <= now_ms:
-                    return _not_owned(max(at, first), lock, member_id)
+                    return _build_not_owned_refusal(max(run_first, first), lock, member_id)
         return None
 
     def _renew(self, deadline_ms: int, member_id: str, ranges: Sequence[tuple[int, int]]) -> None:
         """Move acquired offsets to a new lock of the same member (KIP-1222)."""
-        runs, number = self.runs, self.locks.next_number()
+        runs, number = self.runs, self.locks.allocate_number()
         records = sum(last - first + 1 for first, last in ranges)
         lock = Lock(member_id, deadline_ms, first=ranges[0][0], last=ranges[-1][1], records=records)
         self.locks.open(number, lock)
         lock.since_ms = deadline_ms
         for first, last in ranges:
             run, past = runs.cut(first), runs.cut(last + 1)
-            for at in range(run, past):
-                lock.since_ms = min(lock.since_ms, self.locks.live[runs.locks[at]].since_ms)
-                self.locks.give_back(runs.locks[at], runs.last(at) - runs.firsts[at] + 1)
-                runs.locks[at] = number
+            for index in range(run, past):
+                lock.since_ms = min(lock.since_ms, self.locks.live[runs.locks[index]].since_ms)
+                self.locks.give_back(
+                    runs.locks[index], runs.get_last(index) - runs.firsts[index] + 1
+                )
+                runs.locks[index] = number
             runs.join(run, past)
 
     def expire(
@@ -457,7 +491,7 @@ class SharePartition:
         """End the locks that are due. Return the number of freed records, and the changes to
         persist."""
         changes: list[StateBatch] = []
-        for number in self.locks.due(now_ms):
+        for number in self.locks.take_expired(now_ms):
             self._unlock(number, delivery_count_limit, changes, on_failure)
         if changes:
             self.advance()
@@ -467,12 +501,12 @@ class SharePartition:
         """Make offsets available whose back-off is over, and return their ranges. Nothing is to be
         persisted."""
         runs, freed = self.runs, []
-        for number in self.waits.due(now_ms):
+        for number in self.waits.take_expired(now_ms):
             wait = self.waits.live[number]
-            run = begin = max(runs.run_of(wait.first), 0)
+            run = begin = max(runs.find_run(wait.first), 0)
             while number in self.waits.live:
                 if runs.states[run] == WAITING and runs.locks[run] == number:
-                    first, last = runs.firsts[run], runs.last(run)
+                    first, last = runs.firsts[run], runs.get_last(run)
                     runs.states[run], runs.locks[run] = AVAILABLE, 0
                     self.waits.give_back(number, last - first + 1)
                     freed.append((first, last))
@@ -495,7 +529,7 @@ class SharePartition:
         has not seen the record. Otherwise a member that crashes on a record would get it forever
         (KAFKA-19972).
         """
-        numbers = self.locks.of_member(member_id)
+        numbers = self.locks.find_by_member(member_id)
         return self.end_locks(
             numbers, delivery_count_limit, undelivered=undelivered, on_failure=on_failure
         )
@@ -520,11 +554,12 @@ class SharePartition:
         return changes
 
     def take_back(self, number: int, delivery_count_limit: int) -> list[StateBatch]:
-        """End a lock whose records never left the broker. Return the freed ranges; nothing is to be
-        persisted."""
+        """End a lock whose records never left the broker. Return the freed ranges. Nothing is to be
+        persisted, except for cancelled records (`failed`)."""
         changes: list[StateBatch] = []
         if number in self.locks.live:
             self._unlock(number, delivery_count_limit, changes, undelivered=True)
+            self.advance()
         return changes
 
     def advance_log_start(self, log_start_offset: int) -> None:
@@ -535,13 +570,14 @@ class SharePartition:
             return
         if log_start_offset > runs.end:
             runs.append(log_start_offset - 1, AVAILABLE)
+        self.reasons.forget(runs.start, log_start_offset - 1)
         dropped = runs.cut(log_start_offset)
         for run in range(dropped):
             if runs.locks[run]:
                 locks = self.locks if runs.states[run] == ACQUIRED else self.waits
-                locks.give_back(runs.locks[run], runs.last(run) - runs.firsts[run] + 1)
+                locks.give_back(runs.locks[run], runs.get_last(run) - runs.firsts[run] + 1)
             if runs.states[run] == HOLDS_KEY:
-                self.key_holders -= runs.last(run) - runs.firsts[run] + 1
+                self.key_holders -= runs.get_last(run) - runs.firsts[run] + 1
             self._count_complete(run, -1)
         runs.drop_runs(dropped)
         self.advance()
@@ -571,16 +607,18 @@ class SharePartition:
         taken, self.failed = self.failed, []
         return taken
 
-    def state_batches(self) -> Iterator[StateBatch]:
+    def iterate_state_batches(self) -> Iterator[StateBatch]:
         """Return the window as the next leader would load it."""
         runs = self.runs
         for run in range(len(runs)):
             state = runs.states[run]
-            if state in (ACQUIRED, WAITING):
+            if state == ACQUIRED:
+                state = self.locks.live[runs.locks[run]].ends_as or AVAILABLE
+            elif state == WAITING:
                 state = AVAILABLE
             elif state == HOLDS_KEY:
                 state = ARCHIVING
-            yield runs.firsts[run], runs.last(run), state, runs.counts[run]
+            yield runs.firsts[run], runs.get_last(run), state, runs.counts[run]
 
     def _unlock(
         self,
@@ -593,7 +631,7 @@ class SharePartition:
     ) -> None:
         """Give back all records of a lock."""
         runs, lock = self.runs, self.locks.live[number]
-        run = begin = max(runs.run_of(lock.first), 0)
+        run = begin = max(runs.find_run(lock.first), 0)
         while run < len(runs) and runs.firsts[run] <= lock.last:
             if runs.locks[run] == number and runs.states[run] == ACQUIRED:
                 if undelivered:
@@ -623,82 +661,96 @@ class SharePartition:
         firsts, states, counts, locks = runs.firsts, runs.states, runs.counts, runs.locks
         assert may_move(ACQUIRED, state)
         exhausted = ARCHIVING if on_failure is not None and on_failure.dead_letters else ARCHIVED
-        for at in range(run, past):
-            assert states[at] == ACQUIRED
-            first, last, count = firsts[at], runs.last(at), counts[at]
+        for index in range(run, past):
+            assert states[index] == ACQUIRED
+            first, last, count = firsts[index], runs.get_last(index), counts[index]
             becomes = exhausted if state == AVAILABLE and count >= limit else state
+            lock = self.locks.live[locks[index]]
+            if lock.ends_as and becomes in (AVAILABLE, ARCHIVING):
+                becomes = lock.ends_as
             if becomes == ARCHIVING:
-                cause = Cause.LIMIT if state == AVAILABLE else Cause.REJECTED
-                member_id = self.locks.live[locks[at]].member_id
-                self.dead_letters.append(DeadLetterRange(first, last, count, cause, member_id))
-            give_back(locks[at], last - first + 1)
-            states[at], locks[at] = becomes, 0
+                letter = DeadLetterRange(
+                    first, last, count, _find_cause(lock, state), lock.member_id
+                )
+                self.dead_letters.append(letter)
+            give_back(locks[index], last - first + 1)
+            states[index], locks[index] = becomes, 0
             if becomes != AVAILABLE:
-                runs.pieces[at] = 0
+                runs.pieces[index] = 0
                 if is_terminal(becomes):
-                    self.complete += last - first + 1
+                    self._count_complete(index, +1)
+                    self.reasons.forget(first, last)
                 if becomes != ACKNOWLEDGED:
                     self.failed.append((first, last, becomes, count))
             else:
                 wait_ms = (
-                    on_failure.due_ms(count)
+                    on_failure.compute_due_ms(count)
                     if due_ms is None and on_failure is not None
                     else due_ms
                 )
                 if wait_ms is not None:
-                    self._wait(at, wait_ms)
+                    self._wait(index, wait_ms)
                     self.delays.append(Delay(first, last, count, wait_ms))
             changes.append((first, last, becomes, count))
 
     def _wait(self, run: int, due_ms: int) -> None:
         """Make an available run WAITING."""
         runs = self.runs
-        first, last = runs.firsts[run], runs.last(run)
-        number = self.waits.next_number()
+        first, last = runs.firsts[run], runs.get_last(run)
+        number = self.waits.allocate_number()
         self.waits.open(number, Lock("", due_ms, first=first, last=last, records=last - first + 1))
         runs.states[run], runs.locks[run] = WAITING, number
 
-    def _wait_on(self, first: int, last: int, count: int, due_ms: int) -> None:
+    def _restore_wait(self, first: int, last: int, count: int, due_ms: int) -> None:
         """Restore a persisted wait, or a held key, of offsets that have not changed since."""
         runs = self.runs
         inside = runs.cut_out(first, last)
-        for at in inside:
-            if runs.counts[at] != count:
+        for index in inside:
+            if runs.counts[index] != count:
                 continue
-            if runs.states[at] == ARCHIVING and due_ms == UNTIL_FREED:
-                self._hold(at)
-            elif runs.states[at] == AVAILABLE and due_ms != UNTIL_FREED:
-                self._wait(at, due_ms)
+            if runs.states[index] == ARCHIVING and due_ms == UNTIL_FREED:
+                self._hold(index)
+            elif runs.states[index] == AVAILABLE and due_ms != UNTIL_FREED:
+                self._wait(index, due_ms)
         runs.join(inside.start, inside.stop)
 
     def _count_complete(self, run: int, sign: int) -> None:
         """Count a run that became terminal, or subtract one that leaves the window."""
         runs = self.runs
         if is_terminal(runs.states[run]):
-            size = sign * (runs.last(run) - runs.firsts[run] + 1)
+            size = sign * (runs.get_last(run) - runs.firsts[run] + 1)
             self.complete += size
             if runs.states[run] == ARCHIVED and runs.counts[run] == 0:
                 self._gaps += size
 
 
-def _refused(message: str) -> Outcome:
-    return Outcome(ErrorCode.invalid_record_state, message, ())
+def _build_refusal(message: str, cancelled: Sequence[tuple[int, int]] = ()) -> AcknowledgeOutcome:
+    return AcknowledgeOutcome(ErrorCode.invalid_record_state, message, (), cancelled)
 
 
-def _past_the_window(last: int, *, is_empty: bool) -> Outcome:
+def _find_cause(lock: Lock, state: int) -> FailureCause:
+    """Return why records under a lock that move to `state` get a dead letter."""
+    if lock.ends_as:
+        return FailureCause.CANCELLED
+    return FailureCause.LIMIT if state == AVAILABLE else FailureCause.REJECTED
+
+
+def _build_past_window_refusal(last: int, *, is_empty: bool) -> AcknowledgeOutcome:
     if is_empty:
-        return _refused(f"offset {last} is not in flight")
+        return _build_refusal(f"offset {last} is not in flight")
     message = f"offset {last} is past the records that were ever acquired"
-    return Outcome(ErrorCode.invalid_request, message, ())
+    return AcknowledgeOutcome(ErrorCode.invalid_request, message, ())
 
 
-def _not_owned(offset: int, lock: Lock, member_id: str) -> Outcome:
+def _build_not_owned_refusal(offset: int, lock: Lock, member_id: str) -> AcknowledgeOutcome:
     if lock.member_id != member_id:
-        return _refused(f"offset {offset} is acquired by another member")
-    return _refused(f"the acquisition lock of offset {offset} has ended")
+        return _build_refusal(f"offset {offset} is acquired by another member")
+    return _build_refusal(f"the acquisition lock of offset {offset} has ended")
 
 
-def _alike(low: int, last: int, first: int, types: Sequence[int]) -> Sequence[tuple[int, int, int]]:
+def _group_by_type(
+    low: int, last: int, first: int, types: Sequence[int]
+) -> Sequence[tuple[int, int, int]]:
     """Yield ranges of `low` to `last` with one acknowledge type each. The types begin at
     `first`."""
     if low > last:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.bulk import overwrite
-from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
+from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, OffsetRuns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,27 +30,27 @@ class StateBatches:
     __slots__ = ("_runs",)
 
     def __init__(self, start_offset: int, batches: Iterable[StateBatch] = ()) -> None:
-        self._runs = Runs(start_offset)
+        self._runs = OffsetRuns(start_offset)
         self.overwrite(list(batches))
 
     def __iter__(self) -> Iterator[StateBatch]:
         runs = self._runs
         for run in range(len(runs)):
             if runs.states[run] != _UNSET:
-                yield runs.firsts[run], runs.last(run), runs.states[run], runs.counts[run]
+                yield runs.firsts[run], runs.get_last(run), runs.states[run], runs.counts[run]
 
     def __len__(self) -> int:
         return len(self._runs) - self._runs.states.count(_UNSET)
 
-    def in_state(self, first: int, last: int, state: int) -> Iterator[tuple[int, int]]:
+    def find_in_state(self, first: int, last: int, state: int) -> Iterator[tuple[int, int]]:
         """Return the offsets from `first` to `last` in a state, as ranges."""
         runs = self._runs
         first, last = max(first, runs.start), min(last, runs.end - 1)
         if first > last:
             return
-        for run in range(runs.run_of(first), runs.run_of(last) + 1):
+        for run in range(runs.find_run(first), runs.find_run(last) + 1):
             if runs.states[run] == state:
-                yield max(first, runs.firsts[run]), min(last, runs.last(run))
+                yield max(first, runs.firsts[run]), min(last, runs.get_last(run))
 
     def overwrite(self, batches: Sequence[StateBatch]) -> None:
         """Overwrite with newer batches, in their order."""
@@ -69,11 +69,11 @@ class StateBatches:
                     runs.append(last, state, count)
                     continue
                 runs.append(last, _UNSET)
-            run = runs.run_of(first)
+            run = runs.find_run(first)
             if (
                 run
                 and runs.firsts[run] == first
-                and last < runs.last(run)
+                and last < runs.get_last(run)
                 and runs.states[run - 1] == state
                 and runs.counts[run - 1] == count
             ):
@@ -81,14 +81,14 @@ class StateBatches:
                 runs.firsts[run] = last + 1
                 continue
             run, past = runs.cut(first), runs.cut(last + 1)
-            for at in range(run, past):
-                runs.states[at], runs.counts[at] = state, count
+            for index in range(run, past):
+                runs.states[index], runs.counts[index] = state, count
             runs.join(run, past)
 
     def _overwrite_all(self, batches: Sequence[StateBatch]) -> bool:
         """`overwrite` in one pass. Return False, and change nothing, if the batches do not rise."""
         runs = self._runs
-        if not _rises(batches):
+        if not _is_rising(batches):
             return False
         start = runs.start
         if batches[0][0] < start:
@@ -106,16 +106,16 @@ class StateBatches:
         if not len(runs):
             runs.end = start_offset
         elif not runs.start <= start_offset < runs.end:
-            self._runs = Runs(start_offset)
+            self._runs = OffsetRuns(start_offset)
         else:
             runs.drop_runs(runs.cut(start_offset))
 
-    def size_bytes(self) -> int:
+    def get_size_bytes(self) -> int:
         """Return the memory of the batches."""
-        return self._runs.size_bytes()
+        return self._runs.get_size_bytes()
 
 
-def _rises(batches: Sequence[StateBatch]) -> bool:
+def _is_rising(batches: Sequence[StateBatch]) -> bool:
     """Whether each batch begins behind the one before it."""
     if compiled.native is not None and type(batches) is list:
         rises: bool = compiled.native.rises(batches)
@@ -130,20 +130,20 @@ def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch
         joined = compiled.native.joined(batches, start_offset)
         if joined is not None:
             return joined
-    known = [batch for batch in batches if batch[1] >= start_offset]
-    if not known or (len(known) == 1 and known[0][0] >= start_offset):
-        return known
-    if compiled.native is not None and (begin := min(known)[0]) >= start_offset:
-        joined = compiled.native.joined(sorted(known), begin)
-        return list(StateBatches(begin, known)) if joined is None else joined
+    relevant = [batch for batch in batches if batch[1] >= start_offset]
+    if not relevant or (len(relevant) == 1 and relevant[0][0] >= start_offset):
+        return relevant
+    if compiled.native is not None and (begin := min(relevant)[0]) >= start_offset:
+        joined = compiled.native.joined(sorted(relevant), begin)
+        return list(StateBatches(begin, relevant)) if joined is None else joined
     rising: list[StateBatch] = []
-    for batch in sorted(known):
+    for batch in sorted(relevant):
         first, last, state, count = batch
         if rising:
             before = rising[-1]
             if first <= before[1]:  # Of overlapping batches, the later one counts.
                 start = max(start_offset, rising[0][0])
-                return list(StateBatches(start, known))
+                return list(StateBatches(start, relevant))
             if first == before[1] + 1 and (state, count) == before[2:]:
                 rising[-1] = (before[0], last, state, count)
                 continue

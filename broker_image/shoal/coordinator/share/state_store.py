@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.contract import Record, Replayed, Reply, Result
+from shoal.coordinator.contract import CoordinatorRecord, CoordinatorResult, RecordOrigin, Reply
 from shoal.coordinator.share import records
-from shoal.coordinator.share.backoff import UNTIL_FREED, Delay, still_due
-from shoal.coordinator.share.records import RecordType, ShareKey, Update
+from shoal.coordinator.share.backoff import UNTIL_FREED, Delay, select_pending_delays
+from shoal.coordinator.share.records import ShareKey, ShareRecordType, ShareUpdate
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.states import RecordState
 from shoal.protocol.errors import ErrorCode
@@ -43,7 +43,7 @@ _SNAPSHOT_BATCHES_MAX = 40_000
 
 @dataclass(frozen=True, slots=True)
 class StateStoreConfig:
-    """Broker configs of the share coordinator, with Kafka 4.3.1's defaults."""
+    """Broker configs of the share coordinator, with Kafka 4.4.0's defaults."""
 
     #: `share.coordinator.snapshot.update.records.per.snapshot`
     updates_per_snapshot: int = 500
@@ -84,28 +84,28 @@ class ShareState:
         self.updates = 0
         self.snapshot_offset = 0
 
-    def key_holders(self) -> list[Delay]:
+    def find_key_holders(self) -> list[Delay]:
         """Return the ranges that hold keys until they are freed, in offset order."""
         return sorted(
             Delay(low, high, count, due_ms)
             for first, last, count, due_ms in self.delays
             if due_ms == UNTIL_FREED
-            for low, high in self.batches.in_state(first, last, RecordState.ARCHIVING)
+            for low, high in self.batches.find_in_state(first, last, RecordState.ARCHIVING)
         )
 
 
-class Refusal(NamedTuple):
+class StateRefusal(NamedTuple):
     """The reason why one share partition of a request was refused."""
 
     code: ErrorCode
     message: str
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """The result for one share partition of a request: a record to append, or a refusal."""
 
-    record: Record | None
-    refusal: Refusal | None = None
+    record: CoordinatorRecord | None
+    refusal: StateRefusal | None = None
 
 
 class StateUpdate:
@@ -152,7 +152,7 @@ class ShareStateShard:
         #: The last update and its bytes: its replay needs no decoding.
         self._written = _NOTHING_WRITTEN
 
-    def progress(self) -> Iterator[tuple[ShareKey, int, int]]:
+    def iterate_progress(self) -> Iterator[tuple[ShareKey, int, int]]:
         """Yield key, start offset and delivery complete count of each share partition that has
         begun. An unknown count is -1."""
         for state in self._states.values():
@@ -163,16 +163,16 @@ class ShareStateShard:
 
     def initialize(
         self, now_ms: int, key: ShareKey, *, state_epoch: int, start_offset: int
-    ) -> Change:
+    ) -> StateChange:
         """Begin a share partition's state, or reset it under the same or a newer state epoch."""
-        refusal = self._unknown(key)
+        refusal = self._refuse_unknown(key)
         if refusal is not None:
-            return Change(None, refusal)
-        state = self._state(key)
+            return StateChange(None, refusal)
+        state = self._get_state(key)
         if state is not None and NONE != state_epoch < state.state_epoch:
-            return Change(None, _fenced_state(state, state_epoch))
-        return Change(
-            records.snapshot(
+            return StateChange(None, _refuse_fenced_state(state, state_epoch))
+        return StateChange(
+            records.encode_snapshot(
                 key,
                 snapshot_epoch=0 if state is None else state.snapshot_epoch + 1,
                 state_epoch=max(state_epoch, 0),
@@ -188,24 +188,24 @@ class ShareStateShard:
 
     def read(
         self, now_ms: int, key: ShareKey, leader_epoch: int
-    ) -> tuple[ShareState | None, Change]:
+    ) -> tuple[ShareState | None, StateChange]:
         """Return the state for a leader, and a record if its epoch is new."""
-        refusal = self._unknown(key)
-        state = self._state(key)
+        refusal = self._refuse_unknown(key)
+        state = self._get_state(key)
         if refusal is None and state is None:
-            refusal = Refusal(
+            refusal = StateRefusal(
                 ErrorCode.invalid_request, "the share partition has not been initialized"
             )
         if refusal is not None or state is None:
-            return None, Change(None, refusal)
+            return None, StateChange(None, refusal)
         if NONE != leader_epoch < state.leader_epoch:
-            return None, Change(None, _fenced_leader(state, leader_epoch))
+            return None, StateChange(None, _refuse_fenced_leader(state, leader_epoch))
         if leader_epoch in (NONE, state.leader_epoch):
-            return state, Change(None)
-        noted = self._record(
+            return state, StateChange(None)
+        noted = self._build_record(
             now_ms, state, leader_epoch, NONE, state.delivery_complete_count, batches=()
         )
-        return state, Change(noted)
+        return state, StateChange(noted)
 
     def write(
         self,
@@ -218,18 +218,20 @@ class ShareStateShard:
         delivery_complete_count: int,
         batches: Sequence[StateBatch],
         delays: Sequence[Delay] = (),
-    ) -> Change:
+    ) -> StateChange:
         """Record what changed. `start_offset` is -1 if it did not change."""
         state = self._states.get(key.encoded)
         if state is None:
             message = "the share partition's state is not initialized, so nothing can be written"
-            return Change(None, self._unknown(key) or Refusal(ErrorCode.invalid_request, message))
+            return StateChange(
+                None, self._refuse_unknown(key) or StateRefusal(ErrorCode.invalid_request, message)
+            )
         if NONE != leader_epoch < state.leader_epoch:
-            return Change(None, _fenced_leader(state, leader_epoch))
+            return StateChange(None, _refuse_fenced_leader(state, leader_epoch))
         if NONE != state_epoch < state.state_epoch:
-            return Change(None, _fenced_state(state, state_epoch))
-        return Change(
-            self._record(
+            return StateChange(None, _refuse_fenced_state(state, state_epoch))
+        return StateChange(
+            self._build_record(
                 now_ms,
                 state,
                 state.leader_epoch,
@@ -240,7 +242,7 @@ class ShareStateShard:
             )
         )
 
-    def decide_update(self, now_ms: int, token: StateUpdate) -> Result:
+    def decide_update(self, now_ms: int, token: StateUpdate) -> CoordinatorResult:
         """Decide on an update that is the token of its own reply."""
         change = self.write(
             now_ms,
@@ -253,29 +255,31 @@ class ShareStateShard:
             delays=token.delays,
         )
         if change.record is None:
-            return Result((), (Reply(token, {"refusal": change.refusal}),))
-        return Result((change.record,), (Reply(token, _ACCEPTED),))
+            return CoordinatorResult((), (Reply(token, {"refusal": change.refusal}),))
+        return CoordinatorResult((change.record,), (Reply(token, _ACCEPTED),))
 
-    def summary(self, key: ShareKey) -> tuple[ShareState | None, Refusal | None]:
+    def read_summary(self, key: ShareKey) -> tuple[ShareState | None, StateRefusal | None]:
         """Return the state for an admin. Both are None if nothing was ever written."""
-        refusal = self._unknown(key)
-        return (None, refusal) if refusal is not None else (self._state(key), None)
+        refusal = self._refuse_unknown(key)
+        return (None, refusal) if refusal is not None else (self._get_state(key), None)
 
-    def delete(self, key: ShareKey) -> Change:
+    def delete(self, key: ShareKey) -> StateChange:
         """Delete a share partition's state. A missing state counts as deleted."""
-        refusal = self._unknown(key)
+        refusal = self._refuse_unknown(key)
         if refusal is not None:
-            return Change(None, refusal)
-        return Change(records.tombstone(key) if self._state(key) is not None else None)
+            return StateChange(None, refusal)
+        return StateChange(
+            records.encode_tombstone(key) if self._get_state(key) is not None else None
+        )
 
-    def topics_deleted(self, topic_ids: Iterable[UUID]) -> Result:
+    def delete_topics(self, topic_ids: Iterable[UUID]) -> CoordinatorResult:
         """Delete the state of all share partitions of deleted topics."""
-        gone = frozenset(topic_ids)
-        return Result(
+        deleted_ids = frozenset(topic_ids)
+        return CoordinatorResult(
             [
-                records.tombstone(state.key)
+                records.encode_tombstone(state.key)
                 for state in self._states.values()
-                if state.key.topic_id in gone
+                if state.key.topic_id in deleted_ids
             ]
         )
 
@@ -286,40 +290,40 @@ class ShareStateShard:
         """The time of the next check for cold share partitions."""
         return self._cold_check_ms
 
-    def loaded(self, now_ms: int) -> None:
+    def on_loaded(self, now_ms: int) -> None:
         """Start serving: the log has been replayed."""
         self._cold_check_ms = now_ms + self._config.cold_snapshot_interval_ms
 
-    def tick(self, now_ms: int) -> Result:
+    def tick(self, now_ms: int) -> CoordinatorResult:
         """Write new snapshots of share partitions whose old snapshot stops the log from being cut.
         When the log has only fresh snapshots, a coordinator without writes stays idle."""
         interval_ms = self._config.cold_snapshot_interval_ms
         self._cold_check_ms = now_ms + interval_ms
-        rest = self._last_offset - len(self._states)
-        return Result(
+        oldest_fresh_offset = self._last_offset - len(self._states)
+        return CoordinatorResult(
             [
-                self._snapshot(state, now_ms)
+                self._build_snapshot(state, now_ms)
                 for state in self._states.values()
                 if now_ms - state.write_timestamp >= interval_ms
-                and state.snapshot_offset < rest
+                and state.snapshot_offset < oldest_fresh_offset
                 and len(state.batches) <= _SNAPSHOT_BATCHES_MAX
             ]
         )
 
-    def refresh(self, below: int, now_ms: int) -> list[Result]:
+    def refresh(self, below: int, now_ms: int) -> list[CoordinatorResult]:
         """Return new snapshots of share partitions whose last one lies below an offset. Each is a
         decision of its own: together they could exceed one batch."""
         return [
-            Result([self._snapshot(state, now_ms)])
+            CoordinatorResult([self._build_snapshot(state, now_ms)])
             for state in self._states.values()
             if state.snapshot_offset < below and len(state.batches) <= _SNAPSHOT_BATCHES_MAX
         ]
 
-    def replay(self, record: Record, at: Replayed) -> None:
+    def replay(self, record: CoordinatorRecord, origin: RecordOrigin) -> None:
         """Change the state by one record."""
-        self._last_offset = at.offset
+        self._last_offset = origin.offset
         kind = int.from_bytes(record.key[:2], "big")
-        if kind == RecordType.SHARE_UPDATE and record.value is not None:
+        if kind == ShareRecordType.SHARE_UPDATE and record.value is not None:
             state = self._states.get(record.key[2:])
             value, update = self._written
             if record.value is value:
@@ -327,15 +331,15 @@ class ShareStateShard:
             else:
                 update = records.read_update(record.value)
             if state is not None and update is not None:
-                _apply(state, update, at.timestamp_ms)
-        elif kind == RecordType.SHARE_SNAPSHOT:
+                _apply(state, update, origin.timestamp_ms)
+        elif kind == ShareRecordType.SHARE_SNAPSHOT:
             decoded = records.decode(record)
             if decoded is None:
                 return
             if decoded.value is None:
                 self._states.pop(record.key[2:], None)
             else:
-                self._replay_snapshot(decoded.key, decoded.value, at.offset)
+                self._replay_snapshot(decoded.key, decoded.value, origin.offset)
 
     def _replay_snapshot(self, key: ShareKey, value: Mapping[str, Any], offset: int) -> None:
         state = self._states.get(key.encoded) or ShareState(key)
@@ -346,8 +350,8 @@ class ShareStateShard:
         state.delivery_complete_count = value["delivery_complete_count"]
         state.create_timestamp = value["create_timestamp"]
         state.write_timestamp = value["write_timestamp"]
-        state.batches = StateBatches(max(state.start_offset, 0), records.state_batches(value))
-        state.delays = list(records.delays(value))
+        state.batches = StateBatches(max(state.start_offset, 0), records.read_state_batches(value))
+        state.delays = list(records.read_delays(value))
         state.updates = 0
         state.snapshot_offset = offset
         self._states[key.encoded] = state
@@ -357,7 +361,7 @@ class ShareStateShard:
     def __len__(self) -> int:
         return len(self._states)
 
-    def states(self) -> Iterable[ShareState]:
+    def list_states(self) -> Iterable[ShareState]:
         """Return all states, in the order of their initialization."""
         return self._states.values()
 
@@ -368,21 +372,21 @@ class ShareStateShard:
 
     # Within a decision.
 
-    def _state(self, key: ShareKey) -> ShareState | None:
+    def _get_state(self, key: ShareKey) -> ShareState | None:
         return self._states.get(key.encoded)
 
-    def _unknown(self, key: ShareKey) -> Refusal | None:
+    def _refuse_unknown(self, key: ShareKey) -> StateRefusal | None:
         if key.partition < 0:
-            return Refusal(
+            return StateRefusal(
                 ErrorCode.invalid_request, f"there is no partition {key.partition}, it is negative"
             )
         count = self._partition_count(key.topic_id)
         if count is None or key.partition >= count:
             message = f"there is no partition {key.partition} of a topic with id {key.topic_id}"
-            return Refusal(ErrorCode.unknown_topic_or_partition, message)
+            return StateRefusal(ErrorCode.unknown_topic_or_partition, message)
         return None
 
-    def _record(
+    def _build_record(
         self,
         now_ms: int,
         state: ShareState,
@@ -392,7 +396,7 @@ class ShareStateShard:
         *,
         batches: Sequence[StateBatch],
         delays: Sequence[Delay] = (),
-    ) -> Record:
+    ) -> CoordinatorRecord:
         """Return an update, or every n-th time a snapshot in its place."""
         if len(batches) == 1 and batches[0][0] >= start_offset:
             pass
@@ -404,7 +408,7 @@ class ShareStateShard:
             state.updates < self._config.updates_per_snapshot
             or len(state.batches) + len(batches) > _SNAPSHOT_BATCHES_MAX
         ):
-            update = Update(
+            update = ShareUpdate(
                 state.snapshot_epoch,
                 leader_epoch,
                 start_offset,
@@ -412,14 +416,14 @@ class ShareStateShard:
                 batches,
                 delays,
             )
-            value = records.update_value(update)
+            value = records.encode_update(update)
             self._written = (value, update)
-            return Record(_UPDATE_PREFIX + state.key.encoded, value)
+            return CoordinatorRecord(_UPDATE_PREFIX + state.key.encoded, value)
         start = state.start_offset if start_offset == NONE else start_offset
-        whole = StateBatches(max(state.start_offset, 0), state.batches)
-        whole.move_start(max(start, 0))
-        whole.overwrite(batches)
-        return records.snapshot(
+        merged_batches = StateBatches(max(state.start_offset, 0), state.batches)
+        merged_batches.move_start(max(start, 0))
+        merged_batches.overwrite(batches)
+        return records.encode_snapshot(
             state.key,
             snapshot_epoch=state.snapshot_epoch + 1,
             state_epoch=state.state_epoch,
@@ -428,13 +432,15 @@ class ShareStateShard:
             delivery_complete_count=delivery_complete_count,
             create_timestamp=now_ms,
             write_timestamp=now_ms,
-            state_batches=list(whole),
-            delays=_current_delays(state, now_ms, more=delays, start_offset=start, batches=whole),
+            state_batches=list(merged_batches),
+            delays=_find_current_delays(
+                state, now_ms, more=delays, start_offset=start, batches=merged_batches
+            ),
         )
 
-    def _snapshot(self, state: ShareState, now_ms: int) -> Record:
+    def _build_snapshot(self, state: ShareState, now_ms: int) -> CoordinatorRecord:
         """Return a snapshot of an unchanged state. Its timestamps show that it was made later."""
-        return records.snapshot(
+        return records.encode_snapshot(
             state.key,
             snapshot_epoch=state.snapshot_epoch + 1,
             state_epoch=state.state_epoch,
@@ -444,15 +450,15 @@ class ShareStateShard:
             create_timestamp=state.create_timestamp,
             write_timestamp=now_ms,
             state_batches=list(state.batches),
-            delays=_current_delays(state, now_ms),
+            delays=_find_current_delays(state, now_ms),
         )
 
 
-_NOTHING_WRITTEN: tuple[bytes, Update | None] = (b"", None)
-_UPDATE_PREFIX = int(RecordType.SHARE_UPDATE).to_bytes(2, "big")
+_NOTHING_WRITTEN: tuple[bytes, ShareUpdate | None] = (b"", None)
+_UPDATE_PREFIX = int(ShareRecordType.SHARE_UPDATE).to_bytes(2, "big")
 
 
-def _apply(state: ShareState, update: Update, now_ms: int) -> None:
+def _apply(state: ShareState, update: ShareUpdate, now_ms: int) -> None:
     """Change a state by one update."""
     state.updates += 1
     if update.leader_epoch != NONE:
@@ -465,12 +471,12 @@ def _apply(state: ShareState, update: Update, now_ms: int) -> None:
     state.batches.overwrite(update.state_batches)
     if update.delays:
         if len(state.delays) >= _DELAYS_MIN + 2 * state.delays_kept:
-            state.delays = _current_delays(state, now_ms)
+            state.delays = _find_current_delays(state, now_ms)
             state.delays_kept = len(state.delays)
         state.delays += update.delays
 
 
-def _current_delays(
+def _find_current_delays(
     state: ShareState,
     now_ms: int,
     *,
@@ -481,19 +487,22 @@ def _current_delays(
     """Return the delays that still apply: they are not due, or their keys are not freed. `more`
     delays, and batches from another start offset on, belong to the write that is being decided."""
     start = state.start_offset if start_offset is None else start_offset
-    known = state.batches if batches is None else batches
+    current_batches = state.batches if batches is None else batches
     return [
         delay
-        for delay in still_due((*state.delays, *more), now_ms=now_ms, start_offset=start)
-        if delay[3] != UNTIL_FREED or any(known.in_state(*delay[:2], RecordState.ARCHIVING))
+        for delay in select_pending_delays(
+            (*state.delays, *more), now_ms=now_ms, start_offset=start
+        )
+        if delay[3] != UNTIL_FREED
+        or any(current_batches.find_in_state(*delay[:2], RecordState.ARCHIVING))
     ]
 
 
-def _fenced_leader(state: ShareState, epoch: int) -> Refusal:
+def _refuse_fenced_leader(state: ShareState, epoch: int) -> StateRefusal:
     message = f"leader epoch {epoch} is older than {state.leader_epoch}, the newest known"
-    return Refusal(ErrorCode.fenced_leader_epoch, message)
+    return StateRefusal(ErrorCode.fenced_leader_epoch, message)
 
 
-def _fenced_state(state: ShareState, epoch: int) -> Refusal:
+def _refuse_fenced_state(state: ShareState, epoch: int) -> StateRefusal:
     message = f"state epoch {epoch} is older than {state.state_epoch}: offsets have been reset"
-    return Refusal(ErrorCode.fenced_state_epoch, message)
+    return StateRefusal(ErrorCode.fenced_state_epoch, message)

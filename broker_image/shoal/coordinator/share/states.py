@@ -21,7 +21,8 @@ and holds its key is HOLDS_KEY, between ARCHIVING and ARCHIVED. It is persisted 
 wait until it is freed.
 
 ACQUIRED is never persisted: a lock ends with its leader. A record that was acquired then is
-AVAILABLE at the next leader, with the count that was written last.
+AVAILABLE at the next leader, with the count that was written last. Once it is cancelled, it is
+persisted as ARCHIVED or ARCHIVING while a member still holds it (`cancellation`).
 """
 
 from enum import IntEnum

@@ -1,12 +1,13 @@
 /* The module `_walk` validates the encoded records of a batch in one pass. `walker.in_python` does
- * the same in Python, and tests/unit/test_record_walk.py compares them. `sound` recognises a whole
- * batch that is stored as it came; tests/unit/test_sound_batches.py compares it with the long way.
- * `key_ranges.c` has the functions of key ranges. The end of the record or of the data bounds every
+ * the same in Python, and tests/unit/record/test_walk.py compares them. `sound` recognises a whole
+ * batch that is stored as it came; tests/unit/record/test_sound_batches.py compares it with the long way.
+ * `key_ranges.c` has the functions of key ranges, and `header_values.c` finds headers. The end of the record or of the data bounds every
  * read. Sums of timestamps wrap in unsigned arithmetic. A size is compared
  * with the remaining bytes before it is added to a pointer. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include "crc32c.h"
+#include "header_values.h"
 #include "key_ranges.h"
 #include "integers.h"
 #include "varints.h"
@@ -294,6 +295,7 @@ static PyObject *walk_crc32c_by_table(PyObject *self, PyObject *arg)
 static PyMethodDef methods[] = {
     {"crc32c", walk_crc32c, METH_O, NULL},
     {"crc32c_by_table", walk_crc32c_by_table, METH_O, NULL},
+    {"first_header_values", header_values_first, METH_VARARGS, NULL},
     {"hash_batches", key_ranges_hash_batches, METH_VARARGS, NULL},
     {"key_hash", key_ranges_hash, METH_O, NULL},
     {"record_hashes", key_ranges_record_hashes, METH_VARARGS, NULL},

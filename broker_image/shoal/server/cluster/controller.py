@@ -4,7 +4,7 @@ The controller fences a broker that sends no heartbeat for broker.session.timeou
 controller begins a whole session for each broker. A process that has ended is fenced earlier: when
 the connection of a broker closes, or its heartbeats are overdue, the controller probes its address
 and fences it if nothing listens there. The image has all other state of brokers, and
-`metadata.brokers` the decisions.
+`metadata.list_brokers` the decisions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import brokers, elections, internal_topics
-from shoal.metadata.controller import Decision
+from shoal.metadata.controller import ControllerResult
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import BrokerImage, MetadataImage
-    from shoal.server.cluster.metadata_log import Metadata
-    from shoal.server.cluster.quorum import Quorum
+    from shoal.protocol.responses import quorum as responses
+    from shoal.server.cluster.metadata_log import MetadataLog
+    from shoal.server.cluster.quorum import MetadataQuorum
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.api import Peer
     from shoal.server.node import Node
@@ -46,7 +47,7 @@ async def is_gone(host: str, port: int) -> bool:
     """
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            while not await _stays(host, port):
+            while not await _is_kept_open(host, port):
                 await asyncio.sleep(_PROBE_PAUSE_S)
             return False
     except ConnectionRefusedError:
@@ -55,7 +56,7 @@ async def is_gone(host: str, port: int) -> bool:
         return False
 
 
-async def _stays(host: str, port: int) -> bool:
+async def _is_kept_open(host: str, port: int) -> bool:
     """Whether a connection is accepted and stays open. Raises `OSError` if it is refused."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
@@ -77,7 +78,7 @@ class Controller:
     """Owns the sessions while this node is the active controller."""
 
     def __init__(
-        self, node: Node, cache: MetadataCache, quorum: Quorum, metadata: Metadata
+        self, node: Node, cache: MetadataCache, quorum: MetadataQuorum, metadata: MetadataLog
     ) -> None:
         self._node = node
         self._cache = cache
@@ -92,30 +93,30 @@ class Controller:
         self._probes: dict[int, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        self._quorum.on_step(self._stepped)
-        self._cache.subscribe(self._changed)
+        self._quorum.on_step(self._on_quorum_step)
+        self._cache.subscribe(self._on_metadata_changed)
         timers, config = self._node.timers, self._node.config
-        timers.every(_CHECK_MS, self._check_sessions)
-        timers.every(_GROW_MS, lambda: self._decide_if_active(internal_topics.grow))
+        timers.call_every(_CHECK_MS, self._check_sessions)
+        timers.call_every(_GROW_MS, lambda: self._decide_if_active(internal_topics.grow))
         if config["auto.leader.rebalance.enable"]:
             interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
-            timers.every(interval_ms, lambda: self._decide_if_active(elections.balance))
+            timers.call_every(interval_ms, lambda: self._decide_if_active(elections.balance))
         interval_ms = config["unclean.leader.election.interval.ms"]
-        timers.every(interval_ms, lambda: self._decide_if_active(elections.elect_unclean))
+        timers.call_every(interval_ms, lambda: self._decide_if_active(elections.elect_unclean))
 
-    def _decide_if_active(self, decide: Callable[[MetadataImage], Decision]) -> None:
+    def _decide_if_active(self, decide: Callable[[MetadataImage], ControllerResult]) -> None:
         metadata = self._metadata
         if metadata.is_active and len(metadata.newest.brokers) > 1:
             self._submit(decide)
 
-    def _changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.brokers:
             self._decide_if_active(internal_topics.grow)
 
     def _now_ms(self) -> int:
         return int(self._node.loop.time() * 1000)
 
-    def _stepped(self) -> None:
+    def _on_quorum_step(self) -> None:
         """Begin sessions if this node has become the active controller."""
         metadata = self._metadata
         if not metadata.is_active or metadata.epoch == self._epoch:
@@ -127,20 +128,20 @@ class Controller:
         self._fenced_at.clear()
         if not self._quorum.alone:
             self._node.log.info("this node is the active controller", epoch=self._epoch)
-        for id, known in metadata.newest.brokers.items():
-            if not known.fenced:
+        for id, broker in metadata.newest.brokers.items():
+            if not broker.fenced:
                 self._probe(id)
         if not metadata.newest.features:
             self._submit(metadata.begin)
 
-    def _submit(self, decide: Callable[[MetadataImage], Decision]) -> asyncio.Future[Any]:
+    def _submit(self, decide: Callable[[MetadataImage], ControllerResult]) -> asyncio.Future[Any]:
         """Submit a decision whose response nobody needs."""
-        done = self._metadata.submit(decide)
-        done.add_done_callback(self._seen)
-        return done
+        future = self._metadata.submit(decide)
+        future.add_done_callback(self._on_decision_done)
+        return future
 
-    def _seen(self, done: asyncio.Future[Any]) -> None:
-        error = None if done.cancelled() else done.exception()
+    def _on_decision_done(self, future: asyncio.Future[Any]) -> None:
+        error = None if future.cancelled() else future.exception()
         if error is not None and not isinstance(error, ApiError):
             self._node.log.error("a decision of the controller failed", exc_info=error)
 
@@ -150,17 +151,17 @@ class Controller:
         """Register a broker, fenced. The future is its epoch."""
         id = broker.broker_id
 
-        def decide(image: MetadataImage) -> Decision:
+        def decide(image: MetadataImage) -> ControllerResult:
             present = image.brokers.get(id)
             clean = present is not None and present.broker_epoch == previous_epoch
-            return brokers.register(image, broker, clean=clean, alive=self._alive(id))
+            return brokers.register(image, broker, clean=clean, alive=self._is_alive(id))
 
-        done = self._metadata.submit(decide)
-        if not done.done():
+        future = self._metadata.submit(decide)
+        if not future.done():
             self._heard_ms[id] = self._now_ms()
-        return done
+        return future
 
-    def _alive(self, id: int) -> bool:
+    def _is_alive(self, id: int) -> bool:
         timeout_ms = self._node.config["broker.session.timeout.ms"]
         present = self._metadata.newest.brokers.get(id)
         heard_ms = self._heard_ms.get(id)
@@ -171,37 +172,47 @@ class Controller:
             and self._now_ms() - heard_ms < timeout_ms
         )
 
-    def heartbeat(self, body: Any, peer: Peer) -> asyncio.Future[Any]:
+    def handle_heartbeat(
+        self, body: Any, peer: Peer
+    ) -> asyncio.Future[responses.BrokerHeartbeatResponse]:
         """Handle the heartbeat of a broker. The future is the response. Raises `ApiError`."""
         metadata, id = self._metadata, body.broker_id
         peer.closed_calls.put(self, lambda: self._probe(id))
-        known = brokers.checked(metadata.newest, id, body.broker_epoch)
+        broker = brokers.check_broker_epoch(metadata.newest, id, body.broker_epoch)
         self._heard_ms[id] = self._now_ms()
         # A broker that has not learned of its fencing would still act as leader.
         caught_up = id not in self._fencing and body.current_metadata_offset >= max(
-            known.broker_epoch, self._fenced_at.get(id, -1)
+            broker.broker_epoch, self._fenced_at.get(id, -1)
         )
+        decide: Callable[[MetadataImage], ControllerResult]
         if body.want_shut_down:
             decide = lambda image: brokers.shut_down(image, id)  # noqa: E731
         elif body.want_fence:
             decide = lambda image: brokers.fence(image, id)  # noqa: E731
-        elif known.fenced and caught_up:
+        elif broker.fenced and caught_up:
             decide = lambda image: brokers.unfence(image, id)  # noqa: E731
         else:
-            decide = lambda _image: Decision()  # noqa: E731
+            decide = lambda _image: ControllerResult()  # noqa: E731
 
-        def answer(_: Any) -> dict[str, Any]:
+        cordoned = getattr(body, "cordoned_log_dirs", None)
+
+        def decide_all(image: MetadataImage) -> ControllerResult:
+            result = decide(image)
+            changed = brokers.build_cordon_records(image, id, cordoned)
+            return ControllerResult([*changed, *result.records], result.response)
+
+        def respond(_: object) -> responses.BrokerHeartbeatResponse:
             image = metadata.image
-            found = image.brokers.get(id)
+            current = image.brokers.get(id)
             stopping = body.want_shut_down and brokers.may_stop(image, id)
             return {
                 "error_code": ErrorCode.none,
                 "is_caught_up": caught_up,
-                "is_fenced": found is None or found.fenced,
+                "is_fenced": current is None or current.fenced,
                 "should_shut_down": stopping,
             }
 
-        return metadata.submit(decide, answer)
+        return metadata.submit(decide_all, respond)
 
     def _check_sessions(self) -> None:
         """Fence brokers without heartbeats."""
@@ -211,8 +222,8 @@ class Controller:
         now_ms = self._now_ms()
         timeout_ms = self._node.config["broker.session.timeout.ms"]
         overdue_ms = 3 * self._node.config["broker.heartbeat.interval.ms"] // 2
-        for id, known in metadata.newest.brokers.items():
-            if known.fenced:
+        for id, broker in metadata.newest.brokers.items():
+            if broker.fenced:
                 continue
             silent_ms = now_ms - self._heard_ms.setdefault(id, now_ms)
             if silent_ms >= timeout_ms:
@@ -222,10 +233,10 @@ class Controller:
 
     def _probe(self, id: int) -> None:
         """Check whether the process of a broker has ended."""
-        known = self._metadata.newest.brokers.get(id)
-        if known is None or known.fenced or id in self._probes or id == self._node.id:
+        broker = self._metadata.newest.brokers.get(id)
+        if broker is None or broker.fenced or id in self._probes or id == self._node.id:
             return
-        endpoint = known.endpoint(self._node.cluster.inter_broker)
+        endpoint = broker.find_endpoint(self._node.cluster.inter_broker)
         if endpoint is None or not self._metadata.is_active:
             return
         task = asyncio.ensure_future(self._reach(id, endpoint.host, endpoint.port))
@@ -241,10 +252,10 @@ class Controller:
             return
         self._fencing.add(id)
         self._node.log.warning("a broker is fenced", id=id, why=why)
-        done = self._submit(lambda image: brokers.fence(image, id))
-        done.add_done_callback(lambda done: self._fenced(id, done))
+        future = self._submit(lambda image: brokers.fence(image, id))
+        future.add_done_callback(lambda future: self._on_fenced(id, future))
 
-    def _fenced(self, id: int, done: asyncio.Future[Any]) -> None:
+    def _on_fenced(self, id: int, future: asyncio.Future[Any]) -> None:
         self._fencing.discard(id)
-        if not done.cancelled() and done.exception() is None:
+        if not future.cancelled() and future.exception() is None:
             self._fenced_at[id] = self._metadata.image.offset

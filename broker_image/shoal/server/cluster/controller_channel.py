@@ -23,10 +23,10 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security import principals
 from shoal.security.principals import OWN, ForwardedPrincipal
 from shoal.server.network.api import Api, Peer, Request
-from shoal.server.network.links import Link, SetupTimeouts, plaintext
+from shoal.server.network.links import Link, SetupTimeouts, make_plaintext
 
 if TYPE_CHECKING:
-    from shoal.client.security import Security
+    from shoal.client.security.security import Security
     from shoal.client.settings import Address
     from shoal.server.node import Node
 
@@ -51,10 +51,10 @@ class QuorumPort(Protocol):
     def leader_id(self) -> int | None:
         """The node that leads the quorum, if it is known."""
 
-    def address_of(self, id: int) -> Address | None:
+    def find_address(self, id: int) -> Address | None:
         """Return the address of a node of the quorum, if it is known."""
 
-    def listener_at(self, address: Address) -> str:
+    def find_listener(self, address: Address) -> str:
         """Return the name of the listener at an address of the quorum."""
 
 
@@ -78,7 +78,7 @@ class ControllerChannel:
         apis: Mapping[int, Api],
         handle: HandleLocally,
         timeouts: SetupTimeouts,
-        security: Callable[[str], Security] = plaintext,
+        security: Callable[[str], Security] = make_plaintext,
     ) -> None:
         """`handle` answers a request when this node is the active controller. `apis` has the
         versions of the requests. `security` returns the settings for connections to a listener."""
@@ -101,9 +101,9 @@ class ControllerChannel:
         self._leader_calls.append(call)
 
     def start(self) -> None:
-        self._quorum.on_step(self._stepped)
+        self._quorum.on_step(self._on_quorum_step)
 
-    def _stepped(self) -> None:
+    def _on_quorum_step(self) -> None:
         """Close the connection to the previous controller, so that its requests are retried."""
         leader_id = self._quorum.leader_id
         if leader_id is not None and leader_id != self._leader_id:
@@ -121,7 +121,7 @@ class ControllerChannel:
         default request.timeout.ms.
         """
         version = self._apis[api_key].versions[-1]
-        head = frames.request_head(api_key, version, 0, f"broker-{self._node.id}")
+        head = frames.build_request_head(api_key, version, 0, f"broker-{self._node.id}")
         frame = head + codec.write_request(api_key, version, fields)
         data = await self._answer(bytes(frame), self._self, timeout_ms)
         return codec.read_response(api_key, version, data)
@@ -136,11 +136,11 @@ class ControllerChannel:
 
         The timeout is the request's own, if that is shorter than request.timeout.ms.
         """
-        return asyncio.ensure_future(self._parts(bytes(frame), request))
+        return asyncio.ensure_future(self._get_response_parts(bytes(frame), request))
 
-    async def _parts(self, frame: bytes, request: Request) -> list[bytes]:
+    async def _get_response_parts(self, frame: bytes, request: Request) -> list[bytes]:
         timeout = getattr(request.body, "timeout", None)
-        timeout_ms = None if timeout is None else codec.ms(timeout)
+        timeout_ms = None if timeout is None else codec.to_ms(timeout)
         return [await self._answer(frame, request.peer, timeout_ms, of_client=True)]
 
     async def _answer(
@@ -152,7 +152,7 @@ class ControllerChannel:
         connection stays open after a client's timeout, because the broker's own requests use it.
         """
         key = frame[0] << 8 | frame[1]
-        request_id = self._node.system.uuid().bytes if key == ApiKey.CREATE_TOPICS else b""
+        request_id = self._node.system.make_uuid().bytes if key == ApiKey.CREATE_TOPICS else b""
         if timeout_ms is None or of_client:
             longest_ms = self._node.config["request.timeout.ms"]
             if timeout_ms is None or not 0 < timeout_ms < longest_ms:
@@ -160,9 +160,9 @@ class ControllerChannel:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
-                    found = await self._try(frame, peer, request_id)
-                    if found is not None:
-                        return found
+                    body = await self._try(frame, peer, request_id)
+                    if body is not None:
+                        return body
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
             # The peer may be unreachable. TCP retransmits less and less often, so connect again.
@@ -185,7 +185,7 @@ class ControllerChannel:
 
     async def _ask(self, frame: bytes, peer: Peer, request_id: bytes) -> bytes | None:
         leader_id = self._quorum.leader_id
-        address = None if leader_id is None else self._quorum.address_of(leader_id)
+        address = None if leader_id is None else self._quorum.find_address(leader_id)
         if address is None:
             return None
         fields = {
@@ -193,11 +193,11 @@ class ControllerChannel:
             "request_principal": principals.encode(
                 ForwardedPrincipal(peer.principal, peer.token_authenticated)
             ),
-            "client_host_address": _packed(peer.host),
+            "client_host_address": _pack_address(peer.host),
             "request_id": request_id,
         }
         try:
-            answer = await self._to(address).request(ApiKey.ENVELOPE, fields)
+            answer = await self._get_link(address).request(ApiKey.ENVELOPE, fields)
         except ClientError:
             return None
         if answer.error_code == ErrorCode.invalid_request:
@@ -207,14 +207,14 @@ class ControllerChannel:
                 f"The active controller {leader_id} does not support {name}. Upgrade it.",
             )
         if answer.error_code:
-            self._refused(leader_id, answer.error_code)
+            self._log_refusal(leader_id, answer.error_code)
             return None
         self._refused_by = None
         _, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
-        head = frames.response_head(frame[0] << 8 | frame[1], version, 0)
+        head = frames.build_response_head(frame[0] << 8 | frame[1], version, 0)
         return bytes(answer.response_data[len(head) :])
 
-    def _refused(self, leader_id: int | None, code: int) -> None:
+    def _log_refusal(self, leader_id: int | None, code: int) -> None:
         """Log once that a controller does not take requests of this node."""
         codes = (
             ErrorCode.cluster_authorization_failed,
@@ -230,7 +230,7 @@ class ControllerChannel:
                 " CLUSTER_ACTION on the cluster.",
             )
 
-    def _to(self, address: Address) -> Link:
+    def _get_link(self, address: Address) -> Link:
         if self._link is None or self._link.address != address:
             self.close()
             self._link = Link(
@@ -238,7 +238,7 @@ class ControllerChannel:
                 client_id=f"broker-{self._node.id}",
                 request_timeout_ms=self._node.config["request.timeout.ms"],
                 timeouts=self._timeouts,
-                security=lambda: self._security(self._quorum.listener_at(address)),
+                security=lambda: self._security(self._quorum.find_listener(address)),
             )
         return self._link
 
@@ -248,7 +248,7 @@ class ControllerChannel:
             link.close()
 
 
-def _packed(host: str) -> bytes:
+def _pack_address(host: str) -> bytes:
     """Return an address as the bytes of an Envelope."""
     try:
         return socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)

@@ -7,8 +7,8 @@ node at a port that no listener has, or the brokers of one host form their own c
 from __future__ import annotations
 
 from shoal.metadata import configs
-from shoal.server.cluster_config import CONTROLLER, cluster_config
-from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
+from shoal.server.cluster_config import CONTROLLER, make_cluster_config
+from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracket_host
 from shoal.server.listener_security import PREFIX
 
 NAME = "CONTROLLER"
@@ -27,23 +27,25 @@ def with_controller_listener(config: BrokerConfig) -> BrokerConfig:
             f"listeners has {NAME}, and controller.listener.names is empty: set"
             f" controller.listener.names={NAME}, or give the listener another name."
         )
-    first, voters = config.listeners[0], cluster_config(config).voters
+    first, voters = config.listeners[0], make_cluster_config(config).voters
     if voters is not None:
         mine = voters.voters.get(config.node_id)
         if mine is None:
             return config
-        known = mine.endpoints[0]
+        voter_endpoint = mine.endpoints[0]
         advertised = config.advertised.values()
-        if known.port in [one.port for one in (*config.listeners, *advertised)]:
+        if voter_endpoint.port in [endpoint.port for endpoint in (*config.listeners, *advertised)]:
             return config
-        return _added(config, Endpoint(NAME, first.host, known.port), known.host)
+        return _add_listener(
+            config, Endpoint(NAME, first.host, voter_endpoint.port), voter_endpoint.host
+        )
     brokers = config["shoal.brokers.per.host"]
     if brokers > 1 and first.port:
-        return _added(config, Endpoint(NAME, _LOOPBACK, first.port + brokers), _LOOPBACK)
+        return _add_listener(config, Endpoint(NAME, _LOOPBACK, first.port + brokers), _LOOPBACK)
     return config
 
 
-def _added(config: BrokerConfig, endpoint: Endpoint, host: str) -> BrokerConfig:
+def _add_listener(config: BrokerConfig, endpoint: Endpoint, host: str) -> BrokerConfig:
     """Return the configs with a listener at `endpoint`, which other nodes reach at `host`.
 
     It is protected like the listener for brokers, unless configs set its protocol.
@@ -51,25 +53,31 @@ def _added(config: BrokerConfig, endpoint: Endpoint, host: str) -> BrokerConfig:
     protocols = config["listener.security.protocol.map"]
     texts = {
         "controller.listener.names": NAME,
-        "listeners": ",".join(_text(one) for one in (*config.listeners, endpoint)),
+        "listeners": ",".join(
+            _format_endpoint(listener) for listener in (*config.listeners, endpoint)
+        ),
     }
     if NAME not in config.security_protocols:
-        like = cluster_config(config).inter_broker
+        like = make_cluster_config(config).inter_broker
         protocol = config.security_protocols[like]
         texts["listener.security.protocol.map"] = f"{protocols},{NAME}:{protocol.name}"
         from_prefix, prefix = (f"{PREFIX}{name.lower()}." for name in (like, NAME))
         texts |= {
             prefix + name.removeprefix(from_prefix): text
-            for name, text in config.given.items()
+            for name, text in config.explicit.items()
             if name.startswith(from_prefix)
-            and prefix + name.removeprefix(from_prefix) not in config.given
+            and prefix + name.removeprefix(from_prefix) not in config.explicit
         }
     if host != endpoint.host:
         advertised = (*config.advertised.values(), endpoint._replace(host=host))
-        texts["advertised.listeners"] = ",".join(_text(one) for one in advertised)
-    given = {**config.given, **texts}
-    return BrokerConfig(given, configs.broker_values(configs.Layers({}, {}, given)))
+        texts["advertised.listeners"] = ",".join(
+            _format_endpoint(listener) for listener in advertised
+        )
+    explicit = {**config.explicit, **texts}
+    return BrokerConfig(
+        explicit, configs.resolve_broker_values(configs.ConfigLayers({}, {}, explicit))
+    )
 
 
-def _text(endpoint: Endpoint) -> str:
-    return f"{endpoint.name}://{bracketed(endpoint.host)}:{endpoint.port}"
+def _format_endpoint(endpoint: Endpoint) -> str:
+    return f"{endpoint.name}://{bracket_host(endpoint.host)}:{endpoint.port}"

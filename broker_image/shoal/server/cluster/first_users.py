@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.log.storage import Storage
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
-    from shoal.server.cluster.metadata_log import Metadata
+    from shoal.server.cluster.metadata_log import MetadataLog
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
 
@@ -40,29 +40,29 @@ def write(
     """Let the cluster of a new controller begin with `records`. Raises `OSError`."""
     storage.make_directory(directory)
     batch = build_batch([(now_ms, None, encode(record), ()) for record in records])
-    storage.replace_file(_path(directory), batch, sync=True)
+    storage.replace_file(_get_path(directory), batch, sync=True)
 
 
 def read(storage: Storage, directory: str) -> list[MetadataRecord]:
     """Return the records of the file; none without a file. Raises `CorruptLog`."""
-    if not storage.exists(_path(directory)):
+    if not storage.exists(_get_path(directory)):
         return []
-    data = storage.read_file(_path(directory))
+    data = storage.read_file(_get_path(directory))
     try:
         if not check_crc(data, 0, read_header(data, 0)):
             raise CorruptBatch("its checksum is wrong")
         return [decode(record.value or b"") for record in read_records(data)]
     except (CorruptBatch, WireError) as error:
         raise CorruptLog(
-            f"{_path(directory)} cannot be read: {error}. Remove it, and give --add-scram again if"
-            " the cluster is new."
+            f"{_get_path(directory)} cannot be read: {error}. Remove it, and give --add-scram "
+            "again if the cluster is new."
         ) from None
 
 
 class FirstUsers:
     """Passes the records of the file to the controller of this node."""
 
-    def __init__(self, node: Node, cache: MetadataCache, metadata: Metadata) -> None:
+    def __init__(self, node: Node, cache: MetadataCache, metadata: MetadataLog) -> None:
         self._storage = node.system.storage
         self._directory: str = node.config.data_dir
         self._cache = cache
@@ -72,20 +72,20 @@ class FirstUsers:
     @property
     def has_file(self) -> bool:
         """Whether a new cluster begins here with the records of the file."""
-        return self._storage.exists(_path(self._directory))
+        return self._storage.exists(_get_path(self._directory))
 
     def start(self) -> None:
         """Read the file, before the controller decides. Raises `CorruptLog`."""
         records = self._metadata.first_records = read(self._storage, self._directory)
         if records:
             self._is_needed = True
-            self._cache.subscribe(self._changed)
+            self._cache.subscribe(self._on_metadata_changed)
 
-    def _changed(self, image: MetadataImage, _delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, image: MetadataImage, _delta: MetadataDelta) -> None:
         if self._is_needed and image.features:
-            self._storage.remove(_path(self._directory))
+            self._storage.remove(_get_path(self._directory))
             self._is_needed = False
 
 
-def _path(directory: str) -> str:
+def _get_path(directory: str) -> str:
     return f"{directory}/{_FILE}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.cluster.controller_channel import ControllerChannel
-    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.cluster.quorum import MetadataQuorum
     from shoal.server.cluster.registration import Registration
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
@@ -41,11 +41,11 @@ NO_CONTROLLER_S = 3.0
 _RETRY_S = 0.1
 
 
-class CannotJoin(Exception):
+class JoinError(Exception):
     """Why this node cannot join its cluster, as a sentence with the remedy."""
 
 
-class Lifecycle:
+class BrokerLifecycle:
     """Owns the broker's session with the controller."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Lifecycle:
         cache: MetadataCache,
         directory: LogDirectory,
         registration: Registration,
-        quorum: Quorum,
+        quorum: MetadataQuorum,
         channel: ControllerChannel,
     ) -> None:
         self._node = node
@@ -83,61 +83,64 @@ class Lifecycle:
         """Call `call` after each heartbeat, whether a controller answered it or not."""
         self._heartbeat_calls.append(call)
 
-    def before_handover(self, drain: Callable[[], Awaitable[None]]) -> None:
+    def add_handover_hook(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Await `drain()` before this broker asks to hand over the partitions that it leads."""
         self._drains.append(drain)
 
     # Join.
 
     async def join(self) -> None:
-        """Register, and catch up with the metadata. Raises `CannotJoin`."""
-        await self._reach_itself()
-        self._cache.subscribe(self._changed)
+        """Register, and catch up with the metadata. Raises `JoinError`."""
+        self._cache.subscribe(self._on_metadata_changed)
         self._channel.on_leader(self._beat.set)
         limit_ms = self._node.config["initial.broker.registration.timeout.ms"]
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 self.broker_epoch = await self._register()
-                while not self._registered():
+                while not self._is_registered():
                     self._moved.clear()
                     await self._moved.wait()
         except TimeoutError:
             voters = ", ".join(map(str, self._quorum.raft.voters.latest.ids))
-            raise CannotJoin(
+            raise JoinError(
                 f"No controller has registered broker {self._node.id} within {limit_ms} ms. Check"
                 f" that a majority of the voters ({voters}) runs and is reachable, and that"
                 " controller.quorum.voters is the same on all nodes."
             ) from None
-        self._heart = asyncio.ensure_future(self._heartbeats())
+        self._heart = asyncio.ensure_future(self._run_heartbeats())
 
     async def _reach_itself(self) -> None:
-        """Check that the advertised address leads to this node. Raises `CannotJoin`."""
+        """Check that the advertised address leads to this node. Raises `JoinError`."""
         name = self._node.cluster.inter_broker
         if name not in self._node.config.advertised:
             return
-        (endpoint,) = [e for e in self._registration.endpoints() if e.name == name]
+        (endpoint,) = [e for e in self._registration.get_endpoints() if e.name == name]
         try:
             await reach(endpoint.host, endpoint.port)
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "strerror", None) or "it does not answer"
-            raise CannotJoin(
+            raise JoinError(
                 f"This node does not answer at {endpoint.host}:{endpoint.port}, its address for"
                 f" other brokers in advertised.listeners ({reason}). Set an address that leads to"
                 " this node."
             ) from None
 
-    def _registered(self) -> bool:
+    def _is_registered(self) -> bool:
         """Whether the image has the registration of this start."""
-        found = self._cache.image.brokers.get(self._node.id)
-        return found is not None and found.incarnation_id == self._registration.incarnation_id
+        broker = self._cache.image.brokers.get(self._node.id)
+        return broker is not None and broker.incarnation_id == self._registration.incarnation_id
 
-    def _changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        registered = image.brokers.get(self._node.id)
+        if registered is not None and delta.configs:
+            if registered.cordoned_log_dirs != self._registration.list_cordoned(image):
+                self._beat.set()
         if self._node.id in delta.brokers:
             self.is_put_out = False
             self._moved.set()
 
     async def _register(self) -> int:
-        image = self._registration.broker()
+        image = self._registration.make_broker_image()
         fields = {
             "broker_id": self._node.id,
             "cluster_id": self._directory.cluster_id,
@@ -167,27 +170,29 @@ class Lifecycle:
                     return answer.broker_epoch
                 # Until its session expires, a process that has ended looks alive.
                 case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
-                    raise CannotJoin(
+                    raise JoinError(
                         f"node.id {self._node.id} is taken: a process with this id and another"
                         " data directory is in the cluster. Give this node its own id (--node-id),"
                         " or stop the other process first."
                     )
                 case ErrorCode.inconsistent_cluster_id:
-                    raise CannotJoin(
+                    raise JoinError(
                         "The controllers belong to another cluster than"
                         f" {self._directory.cluster_id}, the cluster of this node. Correct"
                         " controller.quorum.voters, or set the other cluster's id (--cluster-id)"
                         " and an empty data directory."
                     )
                 case ErrorCode.unsupported_version:
-                    raise CannotJoin(
+                    raise JoinError(
                         "The cluster's features are at levels that this release does not support:"
                         " run the release that the other brokers run."
                     )
             await asyncio.sleep(_RETRY_S)
 
     async def enter(self) -> None:
-        """Wait until the controller has unfenced this broker, whose logs are open."""
+        """Wait until the controller has unfenced this broker, whose logs are open and whose
+        listeners accept. Raises `JoinError`."""
+        await self._reach_itself()
         self._ready = True
         self._beat.set()
         while self.fenced:
@@ -196,8 +201,8 @@ class Lifecycle:
 
     @property
     def fenced(self) -> bool:
-        found = self._cache.image.brokers.get(self._node.id)
-        return found is None or found.fenced
+        broker = self._cache.image.brokers.get(self._node.id)
+        return broker is None or broker.fenced
 
     @property
     def is_lost(self) -> bool:
@@ -215,10 +220,10 @@ class Lifecycle:
 
     # Heartbeats.
 
-    async def _heartbeats(self) -> None:
+    async def _run_heartbeats(self) -> None:
         interval_s = self._node.config["broker.heartbeat.interval.ms"] / 1000
         while True:
-            answer = await self._heartbeat()
+            answer = await self._send_heartbeat()
             delay_s = interval_s
             if answer is None or (self._ready and answer.is_fenced):
                 delay_s = min(delay_s, _RETRY_S)
@@ -238,14 +243,15 @@ class Lifecycle:
 
     async def _is_alone(self) -> bool:
         """Whether the processes of all other brokers have ended, by probes of their ports."""
-        others = [
+        probes = [
             is_gone(end.host, end.port)
-            for id, known in self._cache.image.brokers.items()
-            if id != self._node.id and (end := known.endpoint(self._node.cluster.inter_broker))
+            for id, broker in self._cache.image.brokers.items()
+            if id != self._node.id
+            and (end := broker.find_endpoint(self._node.cluster.inter_broker))
         ]
-        return all(await asyncio.gather(*others))
+        return all(await asyncio.gather(*probes))
 
-    async def _heartbeat(self) -> Any:
+    async def _send_heartbeat(self) -> Any:
         """Send a heartbeat. Return the response, or None if it failed."""
         fields = {
             "broker_id": self._node.id,
@@ -253,6 +259,7 @@ class Lifecycle:
             "current_metadata_offset": self._cache.image.offset,
             "want_fence": not self._ready,
             "want_shut_down": self._stopping,
+            "cordoned_log_dirs": self._registration.list_cordoned(self._cache.image),
         }
         timeout_ms = self._node.config["broker.session.timeout.ms"]
         sent_at = self._node.loop.time()
@@ -274,7 +281,7 @@ class Lifecycle:
 
     # Leave.
 
-    async def _handed_over(self) -> bool:
+    async def _await_handover(self) -> bool:
         """Wait until the controller permits the stop; return whether it did."""
         loop = self._node.loop
         end = loop.time() + CONTROLLED_SHUTDOWN_S
@@ -293,15 +300,15 @@ class Lifecycle:
         """Hand over the partitions if other brokers run, then end the heartbeats."""
         if self._heart is None:
             return
-        others = any(id != self._node.id for id in self._cache.image.running)
-        hands_over = self._ready and others and self._node.config["controlled.shutdown.enable"]
+        has_others = any(id != self._node.id for id in self._cache.image.running)
+        hands_over = self._ready and has_others and self._node.config["controlled.shutdown.enable"]
         if hands_over:
             for drain in self._drains:
                 await drain()
         self._stopping = True
         if hands_over:
             self._beat.set()
-            if not await self._handed_over():
+            if not await self._await_handover():
                 self._node.log.warning("the broker stops without having handed over what it leads")
         self._heart.cancel()
         self._heart = None
@@ -313,7 +320,7 @@ async def reach(host: str, port: int) -> None:
     A host name is retried: it may not resolve yet, or still resolve to an earlier pod.
     """
     loop = asyncio.get_running_loop()
-    until = loop.time() + (0.0 if _is_address(host) else NAME_TIMEOUT_S)
+    deadline = loop.time() + (0.0 if _is_address(host) else NAME_TIMEOUT_S)
     while True:
         try:
             async with asyncio.timeout(ADVERTISED_TIMEOUT_S):
@@ -321,7 +328,7 @@ async def reach(host: str, port: int) -> None:
                 writer.close()
                 return
         except (OSError, TimeoutError):
-            if loop.time() >= until:
+            if loop.time() >= deadline:
                 raise
         await asyncio.sleep(_RETRY_S)
 

@@ -14,23 +14,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from shoal.log.errors import CorruptLog
 from shoal.metadata import controller
-from shoal.metadata.controller import Decision
-from shoal.metadata.delta import Draft, MetadataDelta, apply, difference
+from shoal.metadata.controller import ControllerResult
+from shoal.metadata.delta import ImageDraft, MetadataDelta, apply, diff_images
 from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.metadata.records import MetadataRecord, decode, encode
-from shoal.metadata.snapshot import records_of
+from shoal.metadata.snapshot import build_records
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum.events import Propose
 from shoal.record.batch import CorruptBatch
 from shoal.record.records import build_batch
 
 if TYPE_CHECKING:
-    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.cluster.quorum import MetadataQuorum
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
 
@@ -40,10 +41,11 @@ _DURABLE = (
     "The change is durable, but this broker could not apply it to its disk yet, and repeats it:"
     " {reason}"
 )
-Decide = Callable[[MetadataImage], Decision]
+Decide = Callable[[MetadataImage], ControllerResult]
+T = TypeVar("T")
 
 
-class _Pending(NamedTuple):
+class _PendingBatch(NamedTuple):
     """An uncommitted batch: the image after it, its delta, and the response that waits for it."""
 
     offset: int
@@ -53,10 +55,10 @@ class _Pending(NamedTuple):
     respond: Callable[[], Any] = lambda: None
 
 
-class Metadata:
+class MetadataLog:
     """The state machine on the quorum's log. Publishes committed images to `cache`."""
 
-    def __init__(self, node: Node, quorum: Quorum, cache: MetadataCache) -> None:
+    def __init__(self, node: Node, quorum: MetadataQuorum, cache: MetadataCache) -> None:
         self._clock = node.clock
         self.quorum = quorum
         self._cache = cache
@@ -65,7 +67,7 @@ class Metadata:
         #: The image has all records of the log below this offset.
         self.applied = 0
         #: Uncommitted batches while this node leads in `_epoch`; None while it does not.
-        self._pending: deque[_Pending] | None = None
+        self._pending: deque[_PendingBatch] | None = None
         self._epoch = -1
         self._unreadable_calls: list[Callable[[str], None]] = []
         #: Bytes of records that are not in the newest snapshot.
@@ -84,7 +86,7 @@ class Metadata:
         """Load the newest snapshot and follow the quorum, which is open. Raises `CorruptLog`."""
         self._saved_ms = self._clock.now_ms()
         self._load_snapshot(first=True)
-        self.quorum.on_step(self._stepped)
+        self.quorum.on_step(self._on_quorum_step)
 
     @property
     def image(self) -> MetadataImage:
@@ -120,9 +122,15 @@ class Metadata:
                 answer = self.submit(decide)
             answer.result()
 
-    def begin(self, image: MetadataImage) -> Decision:
+    def begin(self, image: MetadataImage) -> ControllerResult:
         """Return the first records of a new cluster; none for an existing one."""
-        return Decision() if image.features else controller.bootstrap(self.first_records)
+        return ControllerResult() if image.features else controller.bootstrap(self.first_records)
+
+    @overload
+    def submit(self, decide: Decide) -> asyncio.Future[Any]: ...
+
+    @overload
+    def submit(self, decide: Decide, respond: Callable[[Any], T]) -> asyncio.Future[T]: ...
 
     def submit(
         self, decide: Decide, respond: Callable[[Any], Any] = lambda response: response
@@ -150,17 +158,17 @@ class Metadata:
             answer.set_exception(error)
             return answer
         last = pending[-1].offset if pending else -1
-        one = _Pending(last, self.newest, None, answer, lambda: respond(decision.response))
+        entry = _PendingBatch(last, self.newest, None, answer, lambda: respond(decision.response))
         if pending:
-            pending.append(one)
+            pending.append(entry)
         else:
-            self._answer(one)
+            self._answer(entry)
         return answer
 
     def _propose(
         self,
-        pending: deque[_Pending],
-        decision: Decision,
+        pending: deque[_PendingBatch],
+        decision: ControllerResult,
         answer: asyncio.Future[Any],
         respond: Callable[[Any], Any],
     ) -> None:
@@ -170,14 +178,16 @@ class Metadata:
         offset = self.quorum.end_offset + len(records) - 1
         image, delta = apply(self.newest, records, offset=offset, epoch=self.quorum.epoch)
         # Before the step: a sole voter commits within it.
-        pending.append(_Pending(offset, image, delta, answer, lambda: respond(decision.response)))
+        pending.append(
+            _PendingBatch(offset, image, delta, answer, lambda: respond(decision.response))
+        )
         batch = build_batch([(now_ms, None, encode(record), ()) for record in records])
         self._unsaved_bytes += len(batch)
         self.quorum.step(Propose(batch))
 
     # Following the log.
 
-    def _stepped(self) -> None:
+    def _on_quorum_step(self) -> None:
         """Follow a step of the quorum. A subscriber of the image may cause the next step."""
         self._again = True
         if self._following:
@@ -222,12 +232,12 @@ class Metadata:
         snapshot_id = self.quorum.snapshot_id
         if snapshot_id is None or snapshot_id.offset <= self.applied:
             return
-        draft = Draft(MetadataImage(scope=self.image.scope))
+        draft = ImageDraft(MetadataImage(scope=self.image.scope))
         try:
-            for value in self.quorum.snapshot_values(snapshot_id):
+            for value in self.quorum.read_snapshot_values(snapshot_id):
                 draft.replay(decode(value))
         except (CorruptBatch, WireError) as error:
-            raise self._unreadable(error) from None
+            raise self._make_unreadable_error(error) from None
         before = self.image
         image, _ = draft.finish(offset=snapshot_id.offset - 1, epoch=snapshot_id.epoch)
         self.applied = snapshot_id.offset
@@ -235,9 +245,9 @@ class Metadata:
         if first:
             self._cache.serve(image)
         else:
-            self._cache.publish(image, difference(before, image))
+            self._cache.publish(image, diff_images(before, image))
 
-    def _unreadable(self, error: Exception) -> CorruptLog:
+    def _make_unreadable_error(self, error: Exception) -> CorruptLog:
         return CorruptLog(
             f"The cluster's metadata in {self.quorum.store.log.directory} cannot be read:"
             f" {error}. If a newer release wrote it, run that release or a later one."
@@ -260,13 +270,13 @@ class Metadata:
         self._unsaved_bytes = int(self.applied < self.quorum.end_offset)
         self._saved_ms = now_ms
         self._save_task = asyncio.ensure_future(self._save(self.image, self.applied, now_ms))
-        self._save_task.add_done_callback(self._saved)
+        self._save_task.add_done_callback(self._on_saved)
         return self._save_task
 
     async def _save(self, image: MetadataImage, end: int, now_ms: int) -> None:
         """Write the state below offset `end`, one batch per turn of the event loop. A million
         partitions take seconds."""
-        records = (encode(record) for record in records_of(image))
+        records = (encode(record) for record in build_records(image))
         batches = []
         while chunk := list(islice(records, _SNAPSHOT_BATCH)):
             batches.append(bytes(build_batch([(now_ms, None, value, ()) for value in chunk])))
@@ -274,7 +284,7 @@ class Metadata:
         if self.quorum.start_offset <= end:  # else the leader has sent a newer one
             await self.quorum.take_snapshot(end, batches)
 
-    def _saved(self, _work: asyncio.Future[None]) -> None:
+    def _on_saved(self, _work: asyncio.Future[None]) -> None:
         self._saving = False
 
     def stop(self) -> None:
@@ -288,12 +298,12 @@ class Metadata:
             self._load_snapshot()
         if self.applied >= high_watermark:
             return
-        draft, any_record, epoch = Draft(self.image), False, self.image.epoch
-        for records, _, found in self._decoded(self.applied, high_watermark):
+        draft, any_record, epoch = ImageDraft(self.image), False, self.image.epoch
+        for records, _, batch_epoch in self._decode_batches(self.applied, high_watermark):
             for record in records:
                 draft.replay(record)
                 any_record = True
-            epoch = found
+            epoch = batch_epoch
         self.applied = high_watermark
         image, delta = draft.finish(offset=high_watermark - 1, epoch=epoch)
         if any_record:
@@ -305,51 +315,67 @@ class Metadata:
         """Become the active controller: replay the uncommitted records of the log."""
         self._epoch = self.quorum.epoch
         self._pending = deque()
-        for records, offset, epoch in self._decoded(self.applied, self.quorum.end_offset):
+        for records, offset, epoch in self._decode_batches(self.applied, self.quorum.end_offset):
             image, delta = apply(self.newest, records, offset=offset, epoch=epoch)
-            self._pending.append(_Pending(offset, image, delta if records else None))
+            self._pending.append(_PendingBatch(offset, image, delta if records else None))
 
-    def _decoded(self, start: int, end: int) -> Any:
+    def _decode_batches(self, start: int, end: int) -> Any:
         """Yield (records, last offset, epoch) of each batch. Raises `CorruptLog`."""
         try:
-            for batch in self.quorum.batches(start, end):
+            for batch in self.quorum.read_batches(start, end):
                 self._unsaved_bytes += batch.size
                 yield [decode(value) for value in batch.values], batch.last_offset, batch.epoch
         except (CorruptBatch, WireError) as error:
-            raise self._unreadable(error) from None
+            raise self._make_unreadable_error(error) from None
 
-    def _commit(self, pending: deque[_Pending], high_watermark: int) -> None:
+    def _commit(self, pending: deque[_PendingBatch], high_watermark: int) -> None:
         """Publish the batches below the high watermark, and complete their futures."""
         while pending and pending[0].offset < high_watermark:
-            one = pending.popleft()
-            self._cache.serve(one.image)
-            self.applied = max(self.applied, one.offset + 1)
-            self._answer(one)
+            entry = pending.popleft()
+            self._cache.serve(entry.image)
+            self.applied = max(self.applied, entry.offset + 1)
+            self._answer(entry)
 
-    def _answer(self, one: _Pending) -> None:
-        """Publish a decision, and complete its future with the response or an error."""
-        answer = one.answer
+    def _answer(self, entry: _PendingBatch) -> None:
+        """Publish a decision, and complete its future once the listeners have applied it."""
         try:
-            reason = None if one.delta is None else self._cache.publish(one.image, one.delta)
-            if answer is None:
-                return
-            if reason is not None:
-                raise ApiError(ErrorCode.kafka_storage_error, _DURABLE.format(reason=reason))
-            response = one.respond()
-        except OSError as error:
-            _refuse(answer, ApiError(ErrorCode.kafka_storage_error, _DURABLE.format(reason=error)))
+            reason = None if entry.delta is None else self._cache.publish(entry.image, entry.delta)
         except Exception as error:
-            if answer is None:
+            if entry.answer is None and not isinstance(error, OSError):
                 raise
-            _refuse(answer, error)
+            _refuse(entry.answer, _describe(error))
+            return
+        if reason == "":
+            self._cache.call_when_finished(partial(_respond, entry))
         else:
-            if not answer.done():
-                answer.set_result(response)
+            _respond(entry, reason)
 
     def _refuse_all(self, error: ApiError) -> None:
         pending, self._pending = self._pending, None
-        for one in pending or ():
-            _refuse(one.answer, error)
+        for entry in pending or ():
+            _refuse(entry.answer, error)
+
+
+def _respond(entry: _PendingBatch, reason: str | None) -> None:
+    """Complete a decision's future with the response, or with an error if there is a reason."""
+    answer = entry.answer
+    if answer is None:
+        return
+    try:
+        if reason is not None:
+            raise ApiError(ErrorCode.kafka_storage_error, _DURABLE.format(reason=reason))
+        response = entry.respond()
+    except Exception as error:
+        _refuse(answer, _describe(error))
+    else:
+        if not answer.done():
+            answer.set_result(response)
+
+
+def _describe(error: Exception) -> Exception:
+    if isinstance(error, OSError):
+        return ApiError(ErrorCode.kafka_storage_error, _DURABLE.format(reason=error))
+    return error
 
 
 def _refuse(answer: asyncio.Future[Any] | None, error: Exception) -> None:

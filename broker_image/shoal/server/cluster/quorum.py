@@ -21,41 +21,43 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
-from shoal.metadata.names import METADATA_LOG, METADATA_TOPIC
+from shoal.metadata.names import METADATA_TOPIC
+from shoal.metadata.records import UnknownRecord, decode
 from shoal.quorum import wire
 from shoal.quorum.events import (
     Effects,
     Event,
-    Received,
+    LogSynced,
+    MessageReceived,
     Resign,
     SnapshotInstalled,
     SnapshotTaken,
-    Synced,
     Tick,
     Trim,
 )
 from shoal.quorum.log_index import OffsetAndEpoch
-from shoal.quorum.messages import Message, Request, Response
-from shoal.quorum.quorum_state import CorruptState
+from shoal.quorum.messages import RaftMessage, Request, Response
+from shoal.quorum.quorum_state import CorruptQuorumState
 from shoal.quorum.raft import Raft
 from shoal.quorum.replica import CommittedRecordsLost
 from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
-from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
-from shoal.record.batch import headers
+from shoal.quorum.voters import ReplicaKey, Voter, VoterEndpoint, VoterSet
+from shoal.record.batch import iter_headers
 from shoal.record.records import read_records
-from shoal.server.cluster.quorum_peers import Peers, QuorumEndpoints
-from shoal.server.network.links import plaintext
+from shoal.server.cluster.quorum_peers import QuorumEndpoints, QuorumPeers
+from shoal.server.network.links import make_plaintext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from uuid import UUID
 
-    from shoal.client.security import Security
+    from shoal.client.security.security import Security
     from shoal.client.settings import Address
     from shoal.log.directory import LogDirectory
     from shoal.log.log import Log
     from shoal.log.syncs import Sync
-    from shoal.quorum.leader_state import Progress
+    from shoal.quorum.leader_state import ReplicaProgress
     from shoal.server.network.links import SetupTimeouts
     from shoal.server.node import Node
 
@@ -75,7 +77,7 @@ _RESIGN_TRIES, _RESIGN_S = 20, 0.05
 _REOPEN_S = 1.0
 
 
-class Batch(NamedTuple):
+class MetadataBatch(NamedTuple):
     """A batch of the log. A batch of control records has no values."""
 
     last_offset: int
@@ -93,12 +95,12 @@ class ReplicaState(NamedTuple):
     caught_up_ms: int
 
 
-def _state(progress: Progress) -> ReplicaState:
+def _make_replica_state(progress: ReplicaProgress) -> ReplicaState:
     caught_up_ms = -1 if progress.caught_up_ms is None else progress.caught_up_ms
     return ReplicaState(progress.key, progress.end_offset, progress.fetched_ms, caught_up_ms)
 
 
-class Quorum:
+class MetadataQuorum:
     """One node's part in the metadata quorum."""
 
     def __init__(
@@ -107,7 +109,7 @@ class Quorum:
         directory: LogDirectory,
         endpoints: QuorumEndpoints,
         timeouts: SetupTimeouts,
-        security: Callable[[str], Security] = plaintext,
+        security: Callable[[str], Security] = make_plaintext,
     ) -> None:
         """`security` returns the settings for connections to a listener of that name."""
         self._node = node
@@ -118,13 +120,13 @@ class Quorum:
         #: Added to the loop's time: a monotonic clock that begins at the wall clock's time.
         self._offset_ms = 0
         #: The other nodes; a voter that is alone never sends to them.
-        self.peers = Peers(
+        self.peers = QuorumPeers(
             node,
             directory,
             endpoints,
             timeouts,
             self.step,
-            security=lambda address: security(self.listener_at(address)),
+            security=lambda address: security(self.find_listener(address)),
         )
         self.fault: str | None = None
         #: Why the replica cannot write and waits to be opened again; None while it works.
@@ -155,8 +157,8 @@ class Quorum:
         log = self._log
         assert log is not None
         try:
-            store = QuorumStore(self._directory.storage, log, self._first_voters())
-        except CorruptState as error:
+            store = QuorumStore(self._directory.storage, log, self._get_first_voters())
+        except CorruptQuorumState as error:
             raise CorruptLog(
                 f"{log.directory}: {error}. Voting without it could elect two leaders: restore"
                 " the file, or start this node with an empty data directory."
@@ -172,13 +174,13 @@ class Quorum:
             now_ms=self._now_ms(),
         )
 
-    def _first_voters(self) -> VoterSet:
+    def _get_first_voters(self) -> VoterSet:
         """Return the voters of a log that has none yet: the configured ones, or this node."""
         configured = self._node.cluster.voters
         if configured is not None:
             return configured
-        endpoints = self._endpoints.quorum_endpoints()
-        return VoterSet.of([Voter(ReplicaKey(self._node.id), endpoints)])
+        endpoints = self._endpoints.get_quorum_endpoints()
+        return VoterSet.from_voters([Voter(ReplicaKey(self._node.id), endpoints)])
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000) + self._offset_ms
@@ -210,7 +212,7 @@ class Quorum:
     def alone(self) -> bool:
         """Whether this node is the only voter."""
         voters = self.raft.voters.latest
-        return len(voters) == 1 and voters.holds(self.local)
+        return len(voters) == 1 and voters.has_voter(self.local)
 
     @property
     def failure(self) -> str | None:
@@ -241,15 +243,15 @@ class Quorum:
     def high_watermark(self) -> int:
         return self.raft.high_watermark
 
-    def endpoint_of(self, id: int) -> Endpoint | None:
+    def find_endpoint(self, id: int) -> VoterEndpoint | None:
         """Return the address at which a voter serves the quorum, if it is known."""
         voter = self.raft.voters.latest.voters.get(id)
         return voter.endpoints[0] if voter is not None and voter.endpoints else None
 
-    def replicas(self) -> tuple[list[ReplicaState], list[ReplicaState]]:
+    def get_replica_states(self) -> tuple[list[ReplicaState], list[ReplicaState]]:
         """Return the progress of the voters and of the observers, as known by the leader."""
         raft, leader = self.raft, self.raft.leader_state
-        found = {} if leader is None else dict(leader.replicas)
+        progress_by_id = {} if leader is None else dict(leader.replicas)
         voters = []
         for voter in raft.voters.latest:
             id = voter.key.id
@@ -257,12 +259,12 @@ class Quorum:
                 now_ms = self._now_ms()
                 voters.append(ReplicaState(self.local, self.end_offset, now_ms, now_ms))
                 continue
-            progress = found.get(id)
+            progress = progress_by_id.get(id)
             if progress is None or not voter.is_of(progress.key):
                 voters.append(ReplicaState(voter.key, -1, -1, -1))
             else:
-                voters.append(_state(found.pop(id)))
-        return voters, [_state(found[id]) for id in sorted(found)]
+                voters.append(_make_replica_state(progress_by_id.pop(id)))
+        return voters, [_make_replica_state(progress_by_id[id]) for id in sorted(progress_by_id)]
 
     # Life.
 
@@ -330,43 +332,64 @@ class Quorum:
     def _step(self, event: Event) -> Effects | None:
         try:
             effects = self.raft.step(event, self._now_ms())
-            self._check_truncation(effects)
-        except CommittedRecordsLost as error:
-            self._lose_controllers(error)
-            return None
-        try:
+            self._check_truncation(effects.truncate_to)
             self.store.apply(effects, now_ms=self._clock.now_ms())
             for message in effects.messages:
-                self._send(self.store.filled(message))
+                self._send(self.store.resolve_read(message))
             if effects.sync:
                 self._sync()
             if effects.install is not None:
                 voters = self.store.install(effects.install)
                 self._events.append(SnapshotInstalled(effects.install, voters))
+        except CommittedRecordsLost as error:
+            self._lose_controllers(error)
+            return None
         except (OSError, AppendRefused, LogOffline) as error:
-            self._failed(error)
+            self._on_failure(error)
             return None
         return effects
 
-    def _check_truncation(self, effects: Effects) -> None:
-        """Raise `CommittedRecordsLost` if nothing in a leader's log is in this one, and this broker
-        has logs of topics. After a restart the replica does not know yet what is committed, but
-        the records that created those topics were."""
+    def _check_truncation(self, common: int | None) -> None:
+        """Raise `CommittedRecordsLost` if a truncation removes a topic of which this broker has
+        logs, or all metadata.
+
+        After a restart the replica does not know yet what is committed, but a record that created
+        such a topic was. An empty controller counts its epochs from 1 again, so its log may seem to
+        agree with this one for some records.
+        """
         log = self.store.log
-        begin, end = log.log_start_offset, log.log_end_offset
-        cut = effects.truncate_to
-        if cut is None or cut > begin or begin == end:
+        end = log.log_end_offset
+        if common is None or common >= end:
             return
-        if [name for name in self._directory.logs_with_data() if name != METADATA_LOG]:
-            raise CommittedRecordsLost(cut, end)
+        # None stands for all topics. Most truncations remove none, so no directory is read.
+        removed = None
+        if common > log.log_start_offset:
+            removed = self._find_created_topics(common, end)
+        if removed == set():
+            return
+        for (topic, index), topic_id in self._directory.find_partitions():
+            is_removed = topic != METADATA_TOPIC and (removed is None or topic_id in removed)
+            if is_removed and self._directory.has_data(f"{topic}-{index}"):
+                raise CommittedRecordsLost.from_offsets(common, end)
+
+    def _find_created_topics(self, start: int, end: int) -> set[UUID]:
+        """Return the ids of the topics that records of this part of the log create."""
+        created = set()
+        for batch in self.read_batches(start, end):
+            for value in batch.values:
+                with contextlib.suppress(UnknownRecord):
+                    record = decode(value)
+                    if record.kind == "TopicRecord":
+                        created.add(record.fields["topic_id"])
+        return created
 
     def _lose_controllers(self, error: CommittedRecordsLost) -> None:
         """End the process: to follow this leader would be to forget the topics."""
-        log = self.store.log
-        leader = self.raft.leader_id
+        leader, voters = self.raft.leader_id, self.raft.voters.latest.ids
+        ids = voters if leader is None else (leader,)
+        who = f"Controller {ids[0]} has" if len(ids) == 1 else f"Controllers {ids} have"
         self.fail(
-            f"Controller {leader} has lost metadata: its log agrees with this node's up to offset"
-            f" {error.common}, and this node has it up to {error.committed}, in {log.directory}."
+            f"{who} lost metadata: {error}, in {self.store.log.directory}."
             " Stop the controllers and restore their data directories, from snapshots of their"
             " volumes or a backup. This node keeps its metadata and all records as they are."
         )
@@ -381,7 +404,7 @@ class Quorum:
         """Stop the replica until the node restarts."""
         self.fault = reason
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         if self.store.log.offline or isinstance(error, LogOffline):
             self.fault = f"The metadata log failed, and the broker has to be restarted: {error}"
         elif self.write_failure is None:
@@ -399,7 +422,7 @@ class Quorum:
         try:
             self._open_replica()
         except (OSError, LogOffline) as error:
-            self._failed(error)
+            self._on_failure(error)
             return
         self.start()
 
@@ -409,12 +432,14 @@ class Quorum:
             if sync is not None:
                 sync.run()
                 self._note_written()
-            self._events.append(Synced(self.store.finish_sync(sync)))
+            self._events.append(LogSynced(self.store.finish_sync(sync)))
             return
         raft = self.raft
-        self._node.disk.run(sync.run).add_done_callback(lambda work: self._synced(raft, sync, work))
+        self._node.disk.run(sync.run).add_done_callback(
+            lambda work: self._on_synced(raft, sync, work)
+        )
 
-    def _synced(self, raft: Raft, sync: Sync, work: asyncio.Future[None]) -> None:
+    def _on_synced(self, raft: Raft, sync: Sync, work: asyncio.Future[None]) -> None:
         error = work.exception()
         assert error is None or isinstance(error, OSError), error
         end_offset = self.store.finish_sync(sync, error)
@@ -423,11 +448,11 @@ class Quorum:
         if self.raft is not raft and error is None:
             return  # The replica was opened again meanwhile.
         if error is not None:
-            self._failed(error)
+            self._on_failure(error)
             for call in self._step_calls:
                 call()
         else:
-            self.step(Synced(end_offset))
+            self.step(LogSynced(end_offset))
 
     def _note_written(self) -> None:
         if self._has_logged_failure and self.fault is None:
@@ -435,14 +460,16 @@ class Quorum:
             self._node.log.warning("the metadata log can be written again")
 
     def _arm(self) -> None:
-        at = self.raft.next_deadline_ms
-        if at == self._timer_at or not self._works:
+        deadline_ms = self.raft.next_deadline_ms
+        if deadline_ms == self._timer_at or not self._works:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at, self._timer = at, None
-        if at is not None:
-            self._timer = self._loop.call_at((at - self._offset_ms) / 1000 + 0.0005, self._tick)
+        self._timer_at, self._timer = deadline_ms, None
+        if deadline_ms is not None:
+            self._timer = self._loop.call_at(
+                (deadline_ms - self._offset_ms) / 1000 + 0.0005, self._tick
+            )
 
     def _tick(self) -> None:
         self._timer_at = None
@@ -453,24 +480,24 @@ class Quorum:
     def receive(self, source: int, body: Request) -> asyncio.Future[Response]:
         """Handle a request from the network. The future is its response."""
         answer: asyncio.Future[Response] = self._loop.create_future()
-        self.step(Received(Message(source, self.local.id, answer, body)))
+        self.step(MessageReceived(RaftMessage(source, self.local.id, answer, body)))
         return answer
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: RaftMessage) -> None:
         if isinstance(message.body, Response):
             if isinstance(message.correlation, asyncio.Future) and not message.correlation.done():
                 message.correlation.set_result(message.body)
             return
-        endpoint = self.endpoint_of(message.to)
+        endpoint = self.find_endpoint(message.to)
         if endpoint is not None:
             self.learn(message.to, endpoint)
         self.peers.send(message)
 
-    def learn(self, id: int, endpoint: Endpoint) -> None:
+    def learn(self, id: int, endpoint: VoterEndpoint) -> None:
         """Note the address at which a node serves the quorum, as it reports it."""
         self.peers.learn(id, (endpoint.host, endpoint.port))
 
-    def listener_at(self, address: Address) -> str:
+    def find_listener(self, address: Address) -> str:
         """Return the name of the listener at the address of a voter. It is another one than this
         node's while the quorum moves to other listeners."""
         for voter in self._raft.voters.latest if self._raft is not None else ():
@@ -479,12 +506,12 @@ class Quorum:
                     return endpoint.name
         return self._node.cluster.listener
 
-    def address_of(self, id: int) -> Address | None:
+    def find_address(self, id: int) -> Address | None:
         """Return the address at which a node serves the quorum, if any node has reported it."""
-        endpoint = self.endpoint_of(id)
+        endpoint = self.find_endpoint(id)
         if endpoint is not None:
             return endpoint.host, endpoint.port
-        return self.peers.address_of(id)
+        return self.peers.find_address(id)
 
     # Snapshots.
 
@@ -493,7 +520,7 @@ class Quorum:
         """The newest snapshot on disk."""
         return self.raft.index.snapshot
 
-    def snapshot_values(self, snapshot_id: OffsetAndEpoch) -> Iterator[bytes]:
+    def read_snapshot_values(self, snapshot_id: OffsetAndEpoch) -> Iterator[bytes]:
         """Yield the values in a snapshot. Raises `CorruptLog`, `CorruptBatch`."""
         _, batches = self.store.read_snapshot(snapshot_id)
         for batch in batches:
@@ -502,45 +529,47 @@ class Quorum:
     def take_snapshot(self, offset: int, batches: list[bytes]) -> asyncio.Future[None]:
         """Write a snapshot of the committed state below `offset`, in the worker of the disk."""
         raft = self.raft
-        snapshot_id = OffsetAndEpoch(offset, raft.index.epoch_at(offset))
+        snapshot_id = OffsetAndEpoch(offset, raft.index.find_epoch(offset))
         write = functools.partial(
             self.store.write_snapshot,
             snapshot_id,
-            raft.voters.at(offset),
+            raft.voters.find_set_at(offset),
             batches,
             last_timestamp_ms=self._now_ms(),
         )
         work = self._node.disk.run(write)
 
-        def done(work: asyncio.Future[None]) -> None:
+        def on_written(work: asyncio.Future[None]) -> None:
             error = work.exception()
             newest = self.snapshot_id or self.raft.index.base
             if error is None and self.raft is raft and newest.offset < offset and self._works:
                 self.step(SnapshotTaken(snapshot_id))
 
-        work.add_done_callback(done)
+        work.add_done_callback(on_written)
         return work
 
     def clean(self, *, bytes_max: int, age_max_ms: int) -> None:
         """Delete the snapshots that exceed these limits, and the log before them."""
         if not self._works:
             return
-        base = self.store.expired(self._clock.now_ms(), bytes_max=bytes_max, age_max_ms=age_max_ms)
+        base = self.store.find_expired_base(
+            self._clock.now_ms(), bytes_max=bytes_max, age_max_ms=age_max_ms
+        )
         if base is not None:
             self.step(Trim(base))
 
     # The log.
 
-    def batches(self, start: int, end: int) -> Iterator[Batch]:
+    def read_batches(self, start: int, end: int) -> Iterator[MetadataBatch]:
         """Yield the batches in [start, end). Raises `CorruptBatch`, `OSError`."""
         while start < end:
-            found = self.store.log.read(start, _READ_BYTES, max_offset=end)
-            for at, header in headers(found.data):
+            chunk = self.store.log.read(start, _READ_BYTES, max_offset=end)
+            for at, header in iter_headers(chunk.data):
                 values: list[bytes] = []
                 if not header.is_control:
-                    records = read_records(found.data, at)
+                    records = read_records(chunk.data, at)
                     values = [r.value for r in records if r.value is not None]
-                yield Batch(header.last_offset, header.leader_epoch, values, header.size)
-            if found.next_offset <= start:
+                yield MetadataBatch(header.last_offset, header.leader_epoch, values, header.size)
+            if chunk.next_offset <= start:
                 return
-            start = found.next_offset
+            start = chunk.next_offset

@@ -16,22 +16,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from shoal import __version__
-from shoal.client.errors import ClientError, Refused, Unreachable, Unsupported
+from shoal.client.errors import ClientError, ConnectionRefused, Unreachable, UnsupportedVersion
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import OWN_CLIENT
 from shoal.quorum import wire
-from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
-from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
-from shoal.server.network.links import Link, SetupTimeouts, plaintext
+from shoal.quorum.events import Event, MessageReceived, PeerDown, RequestFailed
+from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, RaftMessage, Request, Response
+from shoal.server.network.links import Link, SetupTimeouts, make_plaintext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.client.security import Security
+    from shoal.client.security.security import Security
     from shoal.client.settings import Address
     from shoal.log.directory import LogDirectory
-    from shoal.quorum.voters import Endpoint
+    from shoal.quorum.voters import VoterEndpoint
     from shoal.server.node import Node
 
 #: Errors with which a listener that does not serve the metadata log answers a Fetch.
@@ -41,10 +41,10 @@ _NO_METADATA_LOG = frozenset({ErrorCode.unknown_topic_id, ErrorCode.unknown_topi
 class QuorumEndpoints(Protocol):
     """Where this node serves the quorum (`cluster.registration`)."""
 
-    def quorum_endpoints(self) -> tuple[Endpoint, ...]: ...
+    def get_quorum_endpoints(self) -> tuple[VoterEndpoint, ...]: ...
 
 
-class Peers:
+class QuorumPeers:
     """Owns the connections to the other nodes of the quorum."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Peers:
         endpoints: QuorumEndpoints,
         timeouts: SetupTimeouts,
         step: Callable[[Event], object],
-        security: Callable[[Address], Security] = plaintext,
+        security: Callable[[Address], Security] = make_plaintext,
     ) -> None:
         """`step` is the quorum's. It gets the responses. `security` returns the settings for a
         connection to an address."""
@@ -80,15 +80,15 @@ class Peers:
             self.learn(voter.key.id, address)
             self.configured[voter.key.id] = address
 
-    def address_of(self, id: int) -> Address | None:
+    def find_address(self, id: int) -> Address | None:
         """Return the address for requests: the last one learned, or the configured one."""
-        known, configured = self._addresses.get(id), self.configured.get(id)
-        return configured if known is None or id in self._at_configured else known
+        learned, configured = self._addresses.get(id), self.configured.get(id)
+        return configured if learned is None or id in self._at_configured else learned
 
     def _switch_address(self, id: int) -> None:
         """Use the other address of the node for the next request."""
-        other = self.configured.get(id)
-        if other is None or other == self._addresses.get(id):
+        other_address = self.configured.get(id)
+        if other_address is None or other_address == self._addresses.get(id):
             return
         self._at_configured ^= {id}
         for fetches in (False, True):
@@ -103,8 +103,8 @@ class Peers:
         for fetches in (False, True):
             self._hang_up((id, fetches))
 
-    def send(self, message: Message) -> None:
-        way = message.to, _fetches(message.body)
+    def send(self, message: RaftMessage) -> None:
+        way = message.to, _is_fetch(message.body)
         given_up = self._asking.pop(way, None)
         if given_up is not None:
             given_up.cancel()
@@ -122,7 +122,7 @@ class Peers:
         for link in self._links.values():
             link.close()
 
-    async def _ask(self, message: Message, way: tuple[int, bool]) -> None:
+    async def _ask(self, message: RaftMessage, way: tuple[int, bool]) -> None:
         request, to = message.body, message.to
         assert not isinstance(request, Response)
         response = await self.ask(to, request)
@@ -132,7 +132,9 @@ class Peers:
         if response is None:
             self._step(RequestFailed(to, message.correlation))
         else:
-            self._step(Received(Message(to, self._node_id, message.correlation, response)))
+            self._step(
+                MessageReceived(RaftMessage(to, self._node_id, message.correlation, response))
+            )
 
     async def ask(self, to: int, request: Request) -> Response | None:
         """Return the response of another node, or None if it does not answer."""
@@ -140,21 +142,21 @@ class Peers:
         timeout_ms = settings.request_timeout_ms
         if isinstance(request, FetchRequest):
             timeout_ms += request.max_wait_ms
-        fields = wire.request_fields(
+        fields = wire.build_request_fields(
             request,
             cluster_id=self._directory.cluster_id,
-            endpoints=self._endpoints.quorum_endpoints(),
+            endpoints=self._endpoints.get_quorum_endpoints(),
             max_bytes=settings.fetch_max_bytes,
         )
         try:
-            link = self._link(to, _fetches(request))
+            link = self._get_link(to, _is_fetch(request))
             entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
-        except Refused:
+        except ConnectionRefused:
             self._switch_address(to)
             self._step(PeerDown(to))
             return None
         except ClientError as failure:
-            self._unanswered(to, failure)
+            self._on_unanswered(to, failure)
             return None
         response, error, nodes = wire.read_response(request, entity)
         for id, address in nodes.items():
@@ -163,7 +165,7 @@ class Peers:
             for refused in self._refused_calls:
                 refused(to, error)
         elif response.error in _NO_METADATA_LOG:
-            self._unanswered(to, Unsupported(""))
+            self._on_unanswered(to, UnsupportedVersion(""))
             return None
         return response
 
@@ -175,23 +177,23 @@ class Peers:
         """Call `call` with each node and the address at which it does not serve the quorum."""
         self._unserved_calls.append(call)
 
-    async def features(self, id: int) -> dict[str, int]:
+    async def fetch_features(self, id: int) -> dict[str, int]:
         """Return the maximum level of each feature that a node supports. Raises `ClientError`."""
         body = {"client_software_name": OWN_CLIENT, "client_software_version": __version__}
-        answer = await self._link(id, False).request(ApiKey.API_VERSIONS, body)
+        answer = await self._get_link(id, False).request(ApiKey.API_VERSIONS, body)
         return {result.name: result.max_version for result in answer.supported_features}
 
-    def _unanswered(self, to: int, failure: ClientError) -> None:
-        address = self.address_of(to)
-        if isinstance(failure, Unsupported) and address is not None:
+    def _on_unanswered(self, to: int, failure: ClientError) -> None:
+        address = self.find_address(to)
+        if isinstance(failure, UnsupportedVersion) and address is not None:
             for unserved in self._unserved_calls:
                 unserved(to, address)
         self._switch_address(to)
 
-    def _link(self, to: int, fetches: bool) -> Link:
+    def _get_link(self, to: int, fetches: bool) -> Link:
         link = self._links.get((to, fetches))
         if link is None:
-            address = self.address_of(to)
+            address = self.find_address(to)
             if address is None:
                 raise Unreachable(f"it is not known where node {to} listens")
             link = self._links[(to, fetches)] = Link(
@@ -205,5 +207,5 @@ class Peers:
         return link
 
 
-def _fetches(body: Request | Response) -> bool:
+def _is_fetch(body: Request | Response) -> bool:
     return isinstance(body, FetchRequest | FetchSnapshotRequest)

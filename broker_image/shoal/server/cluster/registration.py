@@ -6,14 +6,17 @@ import socket
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.metadata import controller
-from shoal.metadata.image import BrokerImage, Endpoint
-from shoal.quorum.voters import Endpoint as QuorumEndpoint
+from shoal.metadata.broker_rules import CORDONED
+from shoal.metadata.image import BrokerEndpoint, BrokerImage
+from shoal.quorum.voters import VoterEndpoint as QuorumEndpoint
 from shoal.server.cluster_config import Listeners
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from uuid import UUID
 
     from shoal.log.directory import LogDirectory
+    from shoal.metadata.image import MetadataImage
     from shoal.server.node import Node
 
 
@@ -38,34 +41,40 @@ class Registration:
         self._node = node
         self._directory = directory
         self.listeners = listeners
-        self.incarnation_id = node.random_id()
+        self.incarnation_id = node.make_random_id()
 
-    def endpoints(self) -> list[Endpoint]:
+    def get_endpoints(self) -> list[BrokerEndpoint]:
         """Return the advertised address of each listener."""
         advertised = self._node.config.advertised
         endpoints = []
         for listener in self.listeners:
-            known = advertised.get(listener.name)
-            host = known.host if known else listener.host
+            endpoint = advertised.get(listener.name)
+            host = endpoint.host if endpoint else listener.host
             if host in ("", "0.0.0.0", "::"):
                 host = socket.getfqdn()
-            port = known.port if known and known.port else listener.port
+            port = endpoint.port if endpoint and endpoint.port else listener.port
             protocol = self._node.cluster.security[listener.name].protocol
-            endpoints.append(Endpoint(listener.name, host, port, int(protocol)))
+            endpoints.append(BrokerEndpoint(listener.name, host, port, int(protocol)))
         return endpoints
 
-    def quorum_endpoints(self) -> tuple[QuorumEndpoint, ...]:
+    def get_quorum_endpoints(self) -> tuple[QuorumEndpoint, ...]:
         """Return the addresses at which this node serves the metadata quorum."""
         return tuple(
             QuorumEndpoint(e.name, e.host, e.port)
-            for e in self.endpoints()
+            for e in self.get_endpoints()
             if e.name == self._node.cluster.listener
         )
 
-    def broker(self) -> BrokerImage:
+    def list_cordoned(self, image: MetadataImage) -> tuple[UUID, ...]:
+        """Return the ids of the log directories that get no new replicas (KIP-1066)."""
+        names = image.broker_config[CORDONED]
+        is_cordoned = "*" in names or self._node.config.data_dir in names
+        return (self._directory.directory_id,) if is_cordoned else ()
+
+    def make_broker_image(self) -> BrokerImage:
         """Return the registration that this broker sends to the controller (KIP-631)."""
         kinds = self._node.cluster.kinds
-        clients = [e for e in self.endpoints() if Listeners.BROKER in kinds[e.name]]
+        clients = [e for e in self.get_endpoints() if Listeners.BROKER in kinds[e.name]]
         return BrokerImage(
             self._node.id,
             self.incarnation_id,

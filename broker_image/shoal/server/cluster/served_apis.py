@@ -14,10 +14,11 @@ from shoal.protocol.api import ApiKey
 from shoal.server.cluster_config import Listeners
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from shoal.quorum.voters import VoterSet
-    from shoal.server.cluster.quorum import Quorum
+    from shoal.security.requirements import ApiPermissions
+    from shoal.server.cluster.quorum import MetadataQuorum
     from shoal.server.cluster.registration import Registration
     from shoal.server.network.api import Api
     from shoal.server.node import Node
@@ -35,15 +36,13 @@ class ApiTables(NamedTuple):
     table: Mapping[int, Api]
     #: Those that a listener of each kind serves.
     by_kind: Mapping[Listeners, Mapping[int, Api]]
-    #: Keys of those that listeners of controllers serve before the node has joined its cluster.
-    early: Collection[ApiKey]
 
 
 class ServedApis:
     """Owns the tables of this node's listeners, by listener name."""
 
     def __init__(
-        self, node: Node, registration: Registration, quorum: Quorum, tables: ApiTables
+        self, node: Node, registration: Registration, quorum: MetadataQuorum, tables: ApiTables
     ) -> None:
         self._node = node
         self._registration = registration
@@ -56,15 +55,20 @@ class ServedApis:
         #: Listeners of clients that also serve the quorum, because its log has this voter there.
         self.shared: frozenset[str] = frozenset()
         #: The APIs in ApiVersions, by listener.
-        self.named: dict[str, Mapping[int, Api]] = {}
-        #: The APIs that are served now: fewer than `named` while the broker joins its cluster.
+        self.advertised_apis: dict[str, Mapping[int, Api]] = {}
+        #: The APIs that are served now: fewer than `advertised_apis` while the broker joins its
+        #: cluster.
         self.now: dict[str, Mapping[int, Api]] = {}
         self._fill()
 
-    def kind(self, listener: str) -> Listeners:
+    def get_kind(self, listener: str) -> Listeners:
         """Return the present kind of that listener."""
         kind = self._kinds.get(listener, Listeners.BROKER)
         return Listeners.BOTH if listener in self.shared else kind
+
+    def find_permissions(self, key: int) -> ApiPermissions:
+        """Return what the API of a request requires of its sender."""
+        return self._tables.table[key].permissions
 
     def begin(self, *, early: bool) -> None:
         """Serve the APIs of a node that joins its cluster (`early`), or all."""
@@ -81,7 +85,7 @@ class ServedApis:
         latest = voters.latest
         if latest is self._voters:
             return
-        shared = self._at_clients(latest)
+        shared = self._find_client_listeners(latest)
         committed = voters.latest_offset < self._quorum.high_watermark
         if not shared and self.shared and not committed:
             return  # the old endpoint may come back
@@ -95,23 +99,23 @@ class ServedApis:
 
     def _warn(self) -> None:
         """Log once that clients can reach the quorum, with the remedy unless it has begun."""
-        both = sorted(name for name in self._kinds if self.kind(name) is Listeners.BOTH)
-        if not both or self._warned:
+        shared = sorted(name for name in self._kinds if self.get_kind(name) is Listeners.BOTH)
+        if not shared or self._warned:
             return
         self._warned = True
         if Listeners.CONTROLLER in self._kinds.values():
             self._node.log.info(
                 "listeners of clients serve the quorum until it has this voter's new endpoint",
-                listener=",".join(both),
+                listener=",".join(shared),
             )
         else:
             self._node.log.warning(
                 "clients can reach the metadata quorum, which uses their listener",
-                listener=",".join(both),
+                listener=",".join(shared),
                 remedy=MOVE,
             )
 
-    def _at_clients(self, voters: VoterSet) -> frozenset[str]:
+    def _find_client_listeners(self, voters: VoterSet) -> frozenset[str]:
         """Return the listeners of clients at which a quorum of several nodes has this voter."""
         voter = voters.voters.get(self._quorum.local.id)
         if voter is None or (not self._node.cluster.clustered and self._quorum.alone):
@@ -122,15 +126,18 @@ class ServedApis:
             return frozenset()
         return frozenset(
             e.name
-            for e in self._registration.endpoints()
+            for e in self._registration.get_endpoints()
             if self._kinds[e.name] is Listeners.BROKER and (e.name in names or e.port in ports)
         )
 
     def _fill(self) -> None:
         for name in self._kinds:
-            table = self.named[name] = self._tables.by_kind[self.kind(name)]
+            table = self.advertised_apis[name] = self._tables.by_kind[self.get_kind(name)]
             if self._early:
-                controllers = Listeners.CONTROLLER in self.kind(name)
-                early = self._tables.early if controllers else (ApiKey.API_VERSIONS,)
-                table = {key: api for key, api in table.items() if key in early}
+                controllers = Listeners.CONTROLLER in self.get_kind(name)
+                table = {
+                    key: api
+                    for key, api in table.items()
+                    if (api.early if controllers else key == ApiKey.API_VERSIONS)
+                }
             self.now[name] = table

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from shoal.metadata.topics import NewTopic, create_topics, internal_topic
+from shoal.metadata.topics import NewTopic, build_internal_topic, create_topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.protocol.responses import topics as responses
     from shoal.server.cluster.controller_channel import ControllerChannel
-    from shoal.server.cluster.metadata_log import Metadata
+    from shoal.server.cluster.metadata_log import MetadataLog
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 IMAGE_TIMEOUT_S = 5.0
 
 
-class Named(Protocol):
+class NamedTopic(Protocol):
     """An internal topic, by its name."""
 
     @property
@@ -33,21 +34,23 @@ class TopicCreation:
     """Creates topics through the active controller. It owns no state."""
 
     def __init__(
-        self, node: Node, cache: MetadataCache, metadata: Metadata, channel: ControllerChannel
+        self, node: Node, cache: MetadataCache, metadata: MetadataLog, channel: ControllerChannel
     ) -> None:
         self._node = node
         self._cache = cache
         self._metadata = metadata
         self._channel = channel
 
-    async def create_internal_topic(self, topic: Named) -> None:
+    async def create_internal_topic(self, topic: NamedTopic) -> None:
         """Create the topic of a coordinator. Raises `ApiError` if it cannot be created."""
-        (result,) = await self.create_topics([internal_topic(self._cache.image, topic.name)])
+        (result,) = await self.create_topics([build_internal_topic(self._cache.image, topic.name)])
         if result["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists):
             self._node.log.error("an internal topic was not made", topic=topic.name, **result)
             raise ApiError(ErrorCode.coordinator_not_available, result["error_message"])
 
-    def create_topics(self, topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
+    def create_topics(
+        self, topics: Sequence[NewTopic]
+    ) -> asyncio.Future[list[responses.CreateTopicsCreatableTopicResult]]:
         """Create topics.
 
         The future is the rows of CreateTopics, once this broker's image has the new topics. It
@@ -55,11 +58,13 @@ class TopicCreation:
         """
         if self._metadata.is_active:
             return self._metadata.submit(
-                lambda image: create_topics(image, topics, new_id=self._node.random_id)
+                lambda image: create_topics(image, topics, new_id=self._node.make_random_id)
             )
         return asyncio.ensure_future(self._request(topics))
 
-    async def _request(self, topics: Sequence[NewTopic]) -> list[dict[str, Any]]:
+    async def _request(
+        self, topics: Sequence[NewTopic]
+    ) -> list[responses.CreateTopicsCreatableTopicResult]:
         """Create topics through the controller on another node."""
         fields = {
             "topics": [
@@ -76,7 +81,7 @@ class TopicCreation:
             "validate_only": False,
         }
         answer = await self._channel.request(ApiKey.CREATE_TOPICS, fields)
-        results = [
+        results: list[responses.CreateTopicsCreatableTopicResult] = [
             {
                 "name": result.name,
                 "error_code": ErrorCode(result.error_code),
@@ -87,5 +92,5 @@ class TopicCreation:
         created = {result["name"] for result in results if result["error_code"] is ErrorCode.none}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IMAGE_TIMEOUT_S):
-                await self._cache.until(lambda image: created <= image.topics.keys())
+                await self._cache.wait_until(lambda image: created <= image.topics.keys())
         return results

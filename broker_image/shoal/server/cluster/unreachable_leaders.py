@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.network.api import Answer, Body
     from shoal.server.node import Node
 
 #: How long an answer waits at most. The controller replaces a dead leader within 50 ms, or within
@@ -31,6 +30,8 @@ PATIENCE_S = 1.0
 #: How long Metadata lists a fenced broker: clients ask for the new leaders within this time.
 FENCED_S = 3.0
 
+A = TypeVar("A")
+
 
 class UnreachableLeaders:
     """Owns when each leader was disconnected, and which brokers were fenced a short time ago."""
@@ -39,60 +40,60 @@ class UnreachableLeaders:
         self._loop = node.loop
         self._cache = cache
         #: By broker, how long answers wait for its successors.
-        self._until: dict[int, float] = {}
+        self._deadlines: dict[int, float] = {}
         self._running: frozenset[int] = frozenset()
         #: Brokers that were fenced, and until when Metadata lists them.
-        self._fenced: dict[int, float] = {}
+        self._fenced_until: dict[int, float] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._until)
+        return bool(self._deadlines)
 
-    def disconnected(self, broker_id: int) -> None:
+    def on_disconnected(self, broker_id: int) -> None:
         """Note that the connection to that broker closed, and that this node did not close it."""
         if broker_id in self._cache.image.active:
-            self._until[broker_id] = self._loop.time() + PATIENCE_S
+            self._deadlines[broker_id] = self._loop.time() + PATIENCE_S
 
-    def connected(self, broker_id: int) -> None:
+    def on_connected(self, broker_id: int) -> None:
         """Note that the broker answers again."""
-        self._until.pop(broker_id, None)
+        self._deadlines.pop(broker_id, None)
 
     def start(self) -> None:
         """Follow the metadata, which has been read."""
         self._note_fenced(self._cache.image)
-        self._cache.subscribe(self._metadata_changed)
+        self._cache.subscribe(self._on_metadata_changed)
 
-    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.brokers:
             self._note_fenced(image)
 
     def _note_fenced(self, image: MetadataImage) -> None:
         running = frozenset(image.running)
-        until = self._loop.time() + FENCED_S
+        deadline = self._loop.time() + FENCED_S
         for broker_id in self._running - running:
-            self._fenced[broker_id] = until
+            self._fenced_until[broker_id] = deadline
         self._running = running
 
-    def recently_fenced(self) -> tuple[int, ...]:
+    def get_recently_fenced(self) -> tuple[int, ...]:
         """Return the ids of fenced brokers that Metadata still lists, in ascending order."""
-        if not self._fenced:
+        if not self._fenced_until:
             return ()
         now, image = self._loop.time(), self._cache.image
-        for broker_id, until in list(self._fenced.items()):
-            known = image.brokers.get(broker_id)
-            if now >= until or known is None or not known.fenced:
-                del self._fenced[broker_id]
-        return tuple(sorted(self._fenced))
+        for broker_id, deadline in list(self._fenced_until.items()):
+            broker = image.brokers.get(broker_id)
+            if now >= deadline or broker is None or not broker.fenced:
+                del self._fenced_until[broker_id]
+        return tuple(sorted(self._fenced_until))
 
-    def answer(self, decide: Callable[..., Answer], *arguments: Any) -> Answer:
+    def answer(self, decide: Callable[..., A], *arguments: Any) -> A | asyncio.Future[Any]:
         """Return `decide(*arguments)`, or a future of it while a leader is unreachable.
 
         The future ends once other brokers lead, or after `PATIENCE_S`.
         """
-        if self._until:
+        if self._deadlines:
             return asyncio.ensure_future(self._answer_later(decide, *arguments))
         return decide(*arguments)
 
-    async def _answer_later(self, decide: Callable[..., Answer], *arguments: Any) -> Body:
+    async def _answer_later(self, decide: Callable[..., Any], *arguments: Any) -> Any:
         await self._wait_for_successors()
         answer = decide(*arguments)
         if isinstance(answer, asyncio.Future):
@@ -102,16 +103,16 @@ class UnreachableLeaders:
 
     async def _wait_for_successors(self) -> None:
         """Wait until no unreachable broker leads in the image, each for its own time at most."""
-        for broker_id, until in list(self._until.items()):
+        for broker_id, deadline in list(self._deadlines.items()):
             try:
-                async with asyncio.timeout_at(until):
-                    await self._replaced(broker_id)
+                async with asyncio.timeout_at(deadline):
+                    await self._await_replacement(broker_id)
             except TimeoutError:
                 pass
-            self._until.pop(broker_id, None)
+            self._deadlines.pop(broker_id, None)
 
-    async def _replaced(self, broker_id: int) -> None:
+    async def _await_replacement(self, broker_id: int) -> None:
         """Wait until the broker leads no more, or is connected again."""
-        await self._cache.until(
-            lambda image: broker_id not in image.active or broker_id not in self._until
+        await self._cache.wait_until(
+            lambda image: broker_id not in image.active or broker_id not in self._deadlines
         )

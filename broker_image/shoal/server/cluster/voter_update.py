@@ -23,7 +23,7 @@ from shoal.quorum.voters import ReplicaKey, Voter
 if TYPE_CHECKING:
     from shoal.log.directory import LogDirectory
     from shoal.server.cluster.controller_channel import ControllerChannel
-    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.cluster.quorum import MetadataQuorum
     from shoal.server.cluster.registration import Registration
     from shoal.server.node import Node
 
@@ -38,7 +38,7 @@ class VoterUpdate:
         node: Node,
         directory: LogDirectory,
         registration: Registration,
-        quorum: Quorum,
+        quorum: MetadataQuorum,
         channel: ControllerChannel,
     ) -> None:
         self._node = node
@@ -56,7 +56,7 @@ class VoterUpdate:
         """Begin an update if one is due."""
         if self._task is not None:
             return
-        if self._due() is not None:
+        if self._find_due_voter() is not None:
             self._task = asyncio.ensure_future(self._tell())
         elif self._may_join():
             self._task = asyncio.ensure_future(self._join())
@@ -68,7 +68,7 @@ class VoterUpdate:
             and node.cluster.is_controller
             and node.cluster.has_controller_listener
             and quorum.leader_id is not None
-            and not quorum.raft.voters.latest.holds(quorum.local)
+            and not quorum.raft.voters.latest.has_voter(quorum.local)
             and 0 <= quorum.raft.voters.latest_offset < quorum.high_watermark
         )
 
@@ -93,7 +93,7 @@ class VoterUpdate:
             "timeout_ms": self._node.config["request.timeout.ms"],
             "voter_id": local.id,
             "voter_directory_id": local.directory_id,
-            "listeners": [e._asdict() for e in self._registration.quorum_endpoints()],
+            "listeners": [e._asdict() for e in self._registration.get_quorum_endpoints()],
             "ack_when_committed": True,
         }
         await self._channel.request(ApiKey.ADD_RAFT_VOTER, fields)
@@ -109,12 +109,15 @@ class VoterUpdate:
             return False
         (result,) = answer.topics[0].partitions
 
-        def of(replicas: Any, key: ReplicaKey) -> Any:
-            wanted = (key.id, key.directory_id)
-            found = (r for r in replicas if (r.replica_id, r.replica_directory_id) == wanted)
-            return next(found, None)
+        def find_replica(replicas: Any, key: ReplicaKey) -> Any:
+            identity = (key.id, key.directory_id)
+            matches = (r for r in replicas if (r.replica_id, r.replica_directory_id) == identity)
+            return next(matches, None)
 
-        mine, voter = of(result.observers, self._quorum.local), of(result.current_voters, before)
+        mine, voter = (
+            find_replica(result.observers, self._quorum.local),
+            find_replica(result.current_voters, before),
+        )
         return (
             mine is not None
             and mine.last_caught_up_timestamp >= 0
@@ -130,21 +133,21 @@ class VoterUpdate:
         }
         await self._channel.request(ApiKey.REMOVE_RAFT_VOTER, fields)
 
-    def _due(self) -> Voter | None:
+    def _find_due_voter(self) -> Voter | None:
         """Return this node's voter if its entry in the voter set differs, else None."""
         quorum = self._quorum
         voters = quorum.raft.voters
         if quorum.leader_id is None or not 0 <= voters.latest_offset < quorum.high_watermark:
             return None
-        known = voters.latest.voters.get(quorum.local.id)
-        mine = Voter(quorum.local, self._registration.quorum_endpoints())
-        if known is None or not known.is_of(quorum.local) or known == mine:
+        voter = voters.latest.voters.get(quorum.local.id)
+        mine = Voter(quorum.local, self._registration.get_quorum_endpoints())
+        if voter is None or not voter.is_of(quorum.local) or voter == mine:
             return None
         return mine
 
     async def _tell(self) -> None:
         try:
-            while (voter := self._due()) is not None:
+            while (voter := self._find_due_voter()) is not None:
                 quorum = self._quorum
                 request = UpdateRaftVoterRequest(quorum.epoch, voter)
                 if quorum.is_leader:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.group import classic, consumer_group, share_group
+from shoal.coordinator.contract import CoordinatorResult, Reply, Token
+from shoal.coordinator.group.classic import classic_group
+from shoal.coordinator.group.consumer import consumer_group
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
+from shoal.coordinator.group.share import share_group
 from shoal.coordinator.group.streams import streams_group
-from shoal.log.appends import Origin
+from shoal.log.appends import AppendOrigin
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.coordinators import member_connections
 from shoal.server.coordinators.service import (
+    WAITING_MAX,
     CoordinatorService,
     CreateTopic,
     InternalTopic,
-    Partitions,
-    Replicas,
+    PartitionsPort,
+    ReplicasPort,
     Response,
 )
 from shoal.server.metrics.registry import Labels, label
@@ -30,13 +33,16 @@ from shoal.server.metrics.registry import Labels, label
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest as ConsumerHeartbeat
-    from shoal.coordinator.group.streams.heartbeat import HeartbeatRequest
+    from shoal.coordinator.group.consumer.heartbeat import (
+        ConsumerGroupHeartbeatRequest as ConsumerHeartbeat,
+    )
+    from shoal.coordinator.group.streams.heartbeat import StreamsGroupHeartbeatRequest
+    from shoal.coordinator.runtime import Decide
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.network.api import Peer
     from shoal.server.node import Node
 
@@ -45,13 +51,13 @@ TOPIC = "__consumer_offsets"
 DeleteState = Callable[[str], Awaitable[object]]
 #: The states to count. A state without groups has the count 0, so that its series continues.
 _STATES = {
-    GroupType.CLASSIC: classic.State,
-    GroupType.CONSUMER: consumer_group.State,
-    GroupType.SHARE: share_group.State,
-    GroupType.STREAMS: streams_group.State,
+    GroupType.CLASSIC: classic_group.ClassicGroupState,
+    GroupType.CONSUMER: consumer_group.ConsumerGroupState,
+    GroupType.SHARE: share_group.ShareGroupState,
+    GroupType.STREAMS: streams_group.StreamsGroupState,
 }
 #: States whose label is not their name in lower case.
-_STATE_LABELS: dict[str, str] = {streams_group.State.NOT_READY: "not_ready"}
+_STATE_LABELS: dict[str, str] = {streams_group.StreamsGroupState.NOT_READY: "not_ready"}
 
 
 class GroupService(CoordinatorService[GroupShard]):
@@ -63,12 +69,12 @@ class GroupService(CoordinatorService[GroupShard]):
         self,
         node: Node,
         cache: MetadataCache,
-        partitions: Partitions,
-        replicas: Replicas,
+        partitions: PartitionsPort,
+        replicas: ReplicasPort,
         create_topic: CreateTopic,
-        metrics: Metrics,
+        metrics: MetricRegistry,
     ) -> None:
-        settings = GroupSettings.of(node.config.values)
+        settings = GroupSettings.from_properties(node.config.values)
         super().__init__(
             node,
             cache,
@@ -81,22 +87,24 @@ class GroupService(CoordinatorService[GroupShard]):
             codec=node.config["offsets.topic.compression.codec"],
         )
         self._state_deleters: dict[GroupType, DeleteState] = {}
+        #: The requests for groups that are being deleted.
+        self._held: dict[str, deque[tuple[Any, Decide[GroupShard]]]] = {}
         #: By partition: topics that were deleted while its shard was loading.
         self._deleted_topics: dict[int, list[tuple[str, UUID]]] = {}
         self._register_metrics(metrics)
 
-    def before_deleting(self, kind: GroupType, delete: DeleteState) -> None:
+    def add_deletion_hook(self, kind: GroupType, delete: DeleteState) -> None:
         """Call `delete` with the id of each group of that type before the group is deleted. It
         deletes state of the group that another part of the broker has."""
         assert kind not in self._state_deleters
         self._state_deleters[kind] = delete
 
-    def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
-        super().metadata_changed(image, delta)
+    def on_metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
+        super().on_metadata_changed(image, delta)
         deleted = [(t.name, t.topic_id) for t in delta.deleted] if delta is not None else []
         for partition in self.runtime.loading_partitions:
             self._deleted_topics.setdefault(partition, []).extend(deleted)
-        for partition, _ in self.shards():
+        for partition, _ in self.get_shards():
             self._apply_metadata(partition, deleted)
 
     def _activate(self, index: int) -> None:
@@ -107,51 +115,77 @@ class GroupService(CoordinatorService[GroupShard]):
         """Apply the current metadata to a shard."""
         image = self._cache.image
 
-        def decide(shard: GroupShard, now_ms: int) -> Result:
-            return shard.metadata_changed(image, deleted, now_ms)
+        def decide(shard: GroupShard, now_ms: int) -> CoordinatorResult:
+            return shard.on_metadata_changed(image, deleted, now_ms)
 
         self.runtime.apply(partition, decide, self._node.clock.now_ms())
-        self._watch_deadline(self.runtime.deadline_of(partition))
+        self._watch_deadline(self.runtime.get_deadline_ms(partition))
 
     def delete(self, group_id: str) -> asyncio.Future[Any]:
         """Delete an empty group of any type, and its state elsewhere."""
 
-        def check(shard: GroupShard, _now_ms: int, token: Token) -> Result:
+        def check(shard: GroupShard, _now_ms: int, token: Token) -> CoordinatorResult:
             group = shard.context.groups.find(group_id)
             group.check_delete()
-            return Result((), (Reply(token, {"type": group.type}),))
+            return CoordinatorResult((), (Reply(token, {"type": group.type}),))
 
-        def delete(shard: GroupShard, _now_ms: int, token: Token) -> Result:
-            return shard.delete_group(group_id, token)
-
-        async def with_state() -> Response:
+        async def delete_with_state() -> Response:
             kind = (await self.submit(group_id, check))["type"]
             if kind in self._state_deleters:
                 await self._state_deleters[kind](group_id)
-            return await self.submit(group_id, delete)
+            while group_id in self._held:  # By another request for its deletion.
+                await self.submit(group_id, check)
+            return await self._delete_in_steps(group_id)
 
-        if not self._state_deleters:
-            return self.submit(group_id, delete)
-        return asyncio.ensure_future(with_state())
+        return asyncio.ensure_future(delete_with_state())
+
+    async def _delete_in_steps(self, group_id: str) -> Response:
+        """Delete a group, which may have many offsets, in several turns of the event loop. Other
+        requests for it wait meanwhile, so that no member finds a part of the offsets."""
+
+        def delete(shard: GroupShard, _now_ms: int, token: Token) -> CoordinatorResult:
+            return shard.delete_group(group_id, token)
+
+        held = self._held[group_id] = deque()
+        try:
+            while True:
+                token: asyncio.Future[Response] = self._loop.create_future()
+                super()._submit(group_id, token, delete)
+                response = await token
+                if response["is_last"]:
+                    return response
+                await asyncio.sleep(0)
+        finally:
+            del self._held[group_id]
+            for other, decide in held:
+                if not other.done():
+                    super()._submit(group_id, other, decide)
+
+    def _submit(self, key: str, token: Any, decide: Decide[GroupShard]) -> None:
+        held = self._held.get(key)
+        if held is None or len(held) >= WAITING_MAX:
+            super()._submit(key, token, decide)
+        else:
+            held.append((token, decide))
 
     def watch_streams_member(
-        self, peer: Peer, heartbeat: HeartbeatRequest, reply: asyncio.Future[Any]
+        self, peer: Peer, heartbeat: StreamsGroupHeartbeatRequest, reply: asyncio.Future[Any]
     ) -> None:
         """Report to the streams group when this connection closes, unless the member has left by
         then."""
         group_id, member_id = heartbeat.group_id, heartbeat.member_id
 
-        def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
-            shard.streams.connection_lost(group_id, member_id, heartbeat.connection_id, now_ms)
-            return Result((), (Reply(token, {}),))
+        def decide(shard: GroupShard, now_ms: int, token: Token) -> CoordinatorResult:
+            shard.streams.on_connection_lost(group_id, member_id, heartbeat.connection_id, now_ms)
+            return CoordinatorResult((), (Reply(token, {}),))
 
-        def lost() -> None:
+        def on_lost() -> None:
             # A shard that moved or is loading has lost the connections anyway.
-            done = self.submit(group_id, decide)
-            done.add_done_callback(lambda done: done.cancelled() or done.exception())
+            future = self.submit(group_id, decide)
+            future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
         key = ("streams member", group_id, member_id)
-        member_connections.watch(peer, key, reply, lost, leaves=heartbeat.leaves)
+        member_connections.watch(peer, key, reply, on_lost, leaves=heartbeat.leaves)
 
     def watch_sharing_member(
         self, peer: Peer, heartbeat: ConsumerHeartbeat, reply: asyncio.Future[Any]
@@ -160,30 +194,30 @@ class GroupService(CoordinatorService[GroupShard]):
         partitions, has left by then."""
         group_id, member_id = heartbeat.group_id, heartbeat.member_id
 
-        def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
-            shard.consumer.connection_lost(group_id, member_id, heartbeat.connection_id, now_ms)
-            return Result((), (Reply(token, {}),))
+        def decide(shard: GroupShard, now_ms: int, token: Token) -> CoordinatorResult:
+            shard.consumer.on_connection_lost(group_id, member_id, heartbeat.connection_id, now_ms)
+            return CoordinatorResult((), (Reply(token, {}),))
 
-        def lost() -> None:
+        def on_lost() -> None:
             # A shard that moved or is loading has lost the connections anyway.
-            done = self.submit(group_id, decide)
-            done.add_done_callback(lambda done: done.cancelled() or done.exception())
+            future = self.submit(group_id, decide)
+            future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
         key = ("sharing member", group_id, member_id)
-        member_connections.watch(peer, key, reply, lost, leaves=heartbeat.leaves)
+        member_connections.watch(peer, key, reply, on_lost, leaves=heartbeat.leaves)
 
     def watch_ordered_commits(self, peer: Peer, group_id: str) -> None:
         """Forget the commits of this connection that wait for their turn when it closes."""
 
-        def decide(shard: GroupShard, _now_ms: int, token: Token) -> Result:
-            return shard.offsets.ordered.connection_lost(peer.connection_id, token)
+        def decide(shard: GroupShard, _now_ms: int, token: Token) -> CoordinatorResult:
+            return shard.offsets.ordered.on_connection_lost(peer.connection_id, token)
 
-        def lost() -> None:
+        def on_lost() -> None:
             # A shard that moved or is loading has refused them anyway.
-            done = self.submit(group_id, decide)
-            done.add_done_callback(lambda done: done.cancelled() or done.exception())
+            future = self.submit(group_id, decide)
+            future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
-        peer.closed_calls.put(("ordered commits", group_id), lost)
+        peer.closed_calls.put(("ordered commits", group_id), on_lost)
 
     def append_marker(
         self, index: int, marker: bytearray, producer_id: int, *, committed: bool
@@ -196,58 +230,58 @@ class GroupService(CoordinatorService[GroupShard]):
             raise ApiError(ErrorCode.not_coordinator)
         self.runtime.append_marker(
             index,
-            lambda: partition.append(marker, now_ms=now_ms, origin=Origin.COORDINATOR),
+            lambda: partition.append(marker, now_ms=now_ms, origin=AppendOrigin.COORDINATOR),
             lambda shard: shard.replay_end_transaction(producer_id, committed),
         )
         # What the transaction has committed by key ranges is to be stored in the offsets.
-        self._watch_deadline(self.runtime.deadline_of(index))
+        self._watch_deadline(self.runtime.get_deadline_ms(index))
         return partition
 
     def _end_transaction(self, shard: GroupShard, producer_id: int, committed: bool) -> None:
         shard.replay_end_transaction(producer_id, committed)
 
-    def _register_metrics(self, metrics: Metrics) -> None:
+    def _register_metrics(self, metrics: MetricRegistry) -> None:
         metrics.add(
             "kafka_server_group_coordinator_metrics_group_count",
             "gauge",
             "Groups by protocol.",
-            lambda: [(label(protocol=kind.value), count) for kind, count in self._types()],
+            lambda: [(label(protocol=kind.value), count) for kind, count in self._count_types()],
         )
         for kind in GroupType:
             metrics.add(
                 f"kafka_server_group_coordinator_metrics_{kind.value}_group_count",
                 "gauge",
                 f"{kind.value.capitalize()} groups by state.",
-                partial(self._states, kind),
+                partial(self._count_states, kind),
             )
-        metrics.gauge(
+        metrics.add_gauge(
             "kafka_coordinator_group_GroupMetadataManager_NumOffsets",
             "Committed offsets.",
-            lambda: sum(len(shard.offsets) for _, shard in self.shards()),
+            lambda: sum(len(shard.offsets) for _, shard in self.get_shards()),
         )
         metrics.add(
             "kafka_server_group_coordinator_metrics_classic_group_completed_rebalance_count_total",
             "counter",
             "Rebalances of classic groups that have become stable.",
-            lambda: (((), sum(s.classic.completed_rebalances for _, s in self.shards())),),
+            lambda: (((), sum(s.classic.completed_rebalances for _, s in self.get_shards())),),
         )
         metrics.add(
             "kafka_server_group_coordinator_metrics_consumer_group_rebalance_count_total",
             "counter",
             "Assignments of consumer groups.",
-            lambda: (((), sum(s.consumer.rebalances for _, s in self.shards())),),
+            lambda: (((), sum(s.consumer.rebalances for _, s in self.get_shards())),),
         )
         metrics.add(
             "kafka_server_group_coordinator_metrics_share_group_rebalance_count_total",
             "counter",
             "Assignments of share groups.",
-            lambda: (((), sum(s.share.rebalances for _, s in self.shards())),),
+            lambda: (((), sum(s.share.rebalances for _, s in self.get_shards())),),
         )
         metrics.add(
             "kafka_server_group_coordinator_metrics_streams_group_rebalance_count_total",
             "counter",
             "Assignments of streams groups.",
-            lambda: (((), sum(s.streams.rebalances for _, s in self.shards())),),
+            lambda: (((), sum(s.streams.rebalances for _, s in self.get_shards())),),
         )
 
         for name, attribute, description in (
@@ -265,18 +299,20 @@ class GroupService(CoordinatorService[GroupShard]):
         self._register_metrics_of_individual_commits(metrics)
         self._register_metrics_of_key_ranges(metrics)
 
-    def _register_metrics_of_individual_commits(self, metrics: Metrics) -> None:
-        metrics.gauge(
+    def _register_metrics_of_individual_commits(self, metrics: MetricRegistry) -> None:
+        metrics.add_gauge(
             "shoal_group_coordinator_individual_commit_finished_offsets",
             "Finished offsets above the stable offsets of their partitions.",
             lambda: sum(
-                o.finished_count for _, shard in self.shards() for o in shard.offsets.gaps()
+                o.finished_count
+                for _, shard in self.get_shards()
+                for o in shard.offsets.find_gaps()
             ),
         )
-        metrics.gauge(
+        metrics.add_gauge(
             "shoal_group_coordinator_individual_commit_oldest_gap_seconds",
             "Age of the oldest gap below finished offsets; 0 without one.",
-            self._oldest_gap_s,
+            self._compute_oldest_gap_s,
         )
         metrics.add(
             "shoal_group_coordinator_individual_commit_repeated_count_total",
@@ -285,13 +321,13 @@ class GroupService(CoordinatorService[GroupShard]):
             partial(self._count_offsets, "repeated_commits"),
         )
 
-    def _register_metrics_of_key_ranges(self, metrics: Metrics) -> None:
-        metrics.gauge(
+    def _register_metrics_of_key_ranges(self, metrics: MetricRegistry) -> None:
+        metrics.add_gauge(
             "shoal_group_coordinator_key_range_shared_partitions",
             "Partitions that members of a consumer group share by key ranges.",
             lambda: sum(
                 len(group.sharers)
-                for _, shard in self.shards()
+                for _, shard in self.get_shards()
                 for group in shard.context.groups
                 if isinstance(group, consumer_group.ConsumerGroup)
             ),
@@ -302,22 +338,22 @@ class GroupService(CoordinatorService[GroupShard]):
             "About the records above the stable offset that members without key ranges got again.",
             partial(self._count_offsets, "redone_records"),
         )
-        metrics.gauge(
+        metrics.add_gauge(
             "shoal_group_coordinator_key_range_open_commits",
             "Partitions whose key ranges open transactions have committed, counted for each "
             "transaction.",
-            lambda: sum(len(shard.offsets.pending_ranges) for _, shard in self.shards()),
+            lambda: sum(len(shard.offsets.pending_ranges) for _, shard in self.get_shards()),
         )
         metrics.add(
             "shoal_group_coordinator_key_range_refused_order_count_total",
             "counter",
             "Transactions that were refused because they waited in a cycle or for too long.",
-            lambda: (((), sum(s.offsets.ordered.refusals for _, s in self.shards())),),
+            lambda: (((), sum(s.offsets.ordered.refusals for _, s in self.get_shards())),),
         )
-        metrics.gauge(
+        metrics.add_gauge(
             "shoal_group_coordinator_key_range_waiting_commits",
             "Transactions that wait for their turn in the order of a partition.",
-            lambda: sum(len(shard.offsets.ordered) for _, shard in self.shards()),
+            lambda: sum(len(shard.offsets.ordered) for _, shard in self.get_shards()),
         )
         metrics.add(
             "shoal_group_coordinator_key_range_aborted_records_total",
@@ -326,26 +362,28 @@ class GroupService(CoordinatorService[GroupShard]):
             partial(self._count_offsets, "aborted_records"),
         )
 
-    def _oldest_gap_s(self) -> float:
+    def _compute_oldest_gap_s(self) -> float:
         now_ms = self._node.clock.now_ms()
         ages = (
             now_ms - offset.gap_timestamp_ms
-            for _, shard in self.shards()
-            for offset in shard.offsets.gaps()
+            for _, shard in self.get_shards()
+            for offset in shard.offsets.find_gaps()
         )
         return max(ages, default=0) / 1000
 
     def _count_offsets(self, attribute: str) -> list[tuple[Labels, float]]:
-        return [((), sum(getattr(shard.offsets, attribute) for _, shard in self.shards()))]
+        return [((), sum(getattr(shard.offsets, attribute) for _, shard in self.get_shards()))]
 
-    def _types(self) -> list[tuple[GroupType, int]]:
-        counts = Counter(group.type for _, shard in self.shards() for group in shard.context.groups)
+    def _count_types(self) -> list[tuple[GroupType, int]]:
+        counts = Counter(
+            group.type for _, shard in self.get_shards() for group in shard.context.groups
+        )
         return [(kind, counts[kind]) for kind in GroupType]
 
-    def _states(self, kind: GroupType) -> list[tuple[Labels, float]]:
+    def _count_states(self, kind: GroupType) -> list[tuple[Labels, float]]:
         counts = Counter(
             group.state_name
-            for _, shard in self.shards()
+            for _, shard in self.get_shards()
             for group in shard.context.groups
             if group.type is kind
         )

@@ -29,9 +29,9 @@ def watch(
     if key in peer.closed_calls:
         return
 
-    def answered(reply: asyncio.Future[Any]) -> None:
+    def on_answered(reply: asyncio.Future[Any]) -> None:
         if not reply.cancelled() and reply.exception() is not None:
             peer.closed_calls.drop(key)
 
     peer.closed_calls.put(key, lost)
-    reply.add_done_callback(answered)
+    reply.add_done_callback(on_answered)

@@ -6,7 +6,7 @@ steps. It passes requests to the runtime, and serves the runtime's deadlines. A 
 the topic is being created. A request for a shard that is loading is refused with a retriable error,
 as in Kafka.
 
-A token is the future of the request's response, or a `Call`, which continues at once.
+A token is the future of the request's response, or a `CallbackToken`, which continues at once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from shoal.coordinator.contract import ProducerIdAndEpoch, Record, Replayed, Shard
-from shoal.coordinator.java_order import string_hash
-from shoal.coordinator.runtime import AppendFailed, Decide, Phase, Runtime
+from shoal.coordinator.contract import CoordinatorRecord, ProducerIdAndEpoch, RecordOrigin, Shard
+from shoal.coordinator.java_order import hash_string
+from shoal.coordinator.runtime import AppendError, CoordinatorRuntime, Decide, ShardPhase
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.record.batch import CorruptBatch, headers
+from shoal.record.batch import CorruptBatch, iter_headers
 from shoal.record.compression import Compression
 from shoal.record.control import ControlType, read_marker
 from shoal.record.records import read_records
@@ -43,28 +43,30 @@ Response = Mapping[str, Any]
 LOAD_STEP_BYTES = 64 * 1024
 #: The delay before a shard loads again after a failed write, for instance on a full disk.
 RELOAD_AFTER_MS = 100
-#: The most requests that wait for the creation of the internal topic.
+#: The most requests that wait for the creation of the internal topic, and how long those of one
+#: turn take once it exists.
 WAITING_MAX = 10_000
+WAITING_STEP_S = 0.005
 #: The most bytes of the records of one decision. Batches of internal topics have Kafka's 1 MiB.
 BATCH_BYTES_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """The topic of a coordinator. `metadata.topics.internal_topic` has its configs."""
+    """The topic of a coordinator. `metadata.topics.build_internal_topic` has its configs."""
 
     name: str
     compacted: bool = True
 
 
-class Partitions(Protocol):
+class PartitionsPort(Protocol):
     """The replicas on this broker (`replication.partitions`)."""
 
-    def by_name(self, topic: str, index: int) -> Partition | None:
+    def find_by_name(self, topic: str, index: int) -> Partition | None:
         """The replica of that partition; None if this broker has none."""
 
 
-class Replicas(Protocol):
+class ReplicasPort(Protocol):
     """The replication of the partitions that this broker leads (`replication.replicas`)."""
 
     def is_cut_off(self, partition: Partition) -> bool:
@@ -75,21 +77,21 @@ class Replicas(Protocol):
 CreateTopic = Callable[[InternalTopic], Coroutine[Any, Any, None]]
 
 
-class _Load(NamedTuple):
+class _PendingLoad(NamedTuple):
     """A partition that is being loaded, and the next offset to replay."""
 
     partition: int
     offset: int
 
 
-class Call:
+class CallbackToken:
     """A token that does not wait for a turn of the event loop. `then` is called with the response,
     or with the error, in the order of the decisions."""
 
-    __slots__ = ("_done", "_then")
+    __slots__ = ("_callback", "_done")
 
-    def __init__(self, then: Callable[[Response | ApiError], None]) -> None:
-        self._then = then
+    def __init__(self, callback: Callable[[Response | ApiError], None]) -> None:
+        self._callback = callback
         self._done = False
 
     def done(self) -> bool:
@@ -97,16 +99,16 @@ class Call:
 
     def set_result(self, response: Response) -> None:
         self._done = True
-        self._then(response)
+        self._callback(response)
 
     def set_exception(self, error: ApiError) -> None:
         self._done = True
-        self._then(error)
+        self._callback(error)
 
 
-def partition_of(key: str, count: int) -> int:
+def compute_partition(key: str, count: int) -> int:
     """The partition of `key`. Kafka's `Utils.abs` maps the least integer to 0."""
-    value = string_hash(key)
+    value = hash_string(key)
     return (0 if value == -(1 << 31) else abs(value)) % count
 
 
@@ -120,8 +122,8 @@ class CoordinatorService(Generic[S]):
         self,
         node: Node,
         cache: MetadataCache,
-        partitions: Partitions,
-        replicas: Replicas,
+        partitions: PartitionsPort,
+        replicas: ReplicasPort,
         create_topic: CreateTopic,
         *,
         topic: InternalTopic,
@@ -138,13 +140,13 @@ class CoordinatorService(Generic[S]):
         self._create_topic = create_topic
         self.topic = topic
         self._codec = Compression(codec)
-        self.runtime: Runtime[S] = Runtime(
+        self.runtime: CoordinatorRuntime[S] = CoordinatorRuntime(
             self, new_shard, batch_bytes_max=BATCH_BYTES_MAX, write_timeout_ms=write_timeout_ms
         )
         self._loop = node.loop
         self._creating: asyncio.Future[Any] | None = None
-        self._waiting: deque[tuple[str, asyncio.Future[Any] | Call, Decide[S]]] = deque()
-        self._loads: deque[_Load] = deque()
+        self._waiting: deque[tuple[str, asyncio.Future[Any] | CallbackToken, Decide[S]]] = deque()
+        self._loads: deque[_PendingLoad] = deque()
         self._loading = False
         self._timer: Timer | None = None
         self._timer_ms = 0
@@ -162,7 +164,7 @@ class CoordinatorService(Generic[S]):
 
     def start(self) -> None:
         """Load the partitions that this broker leads. The metadata log has been read."""
-        self.metadata_changed(self._cache.image, None)
+        self.on_metadata_changed(self._cache.image, None)
 
     def on_effect(self, effect: type[E], perform: Callable[[E], None]) -> None:
         """Call `perform` with each effect of that class. A class has one performer."""
@@ -176,23 +178,23 @@ class CoordinatorService(Generic[S]):
 
     # Keys and their partitions.
 
-    def partition_for(self, key: str) -> int | None:
+    def find_partition(self, key: str) -> int | None:
         """The partition of `key`; None while the topic does not exist."""
         topic = self._cache.image.topics.get(self.topic.name)
-        return None if topic is None else partition_of(key, len(topic.partitions))
+        return None if topic is None else compute_partition(key, len(topic.partitions))
 
-    def coordinator_of(self, key: str) -> int:
+    def find_coordinator(self, key: str) -> int:
         """The broker that leads the partition of `key`. Raises COORDINATOR_NOT_AVAILABLE."""
         topic = self._cache.image.topics.get(self.topic.name)
         if topic is not None:
-            leader = topic.partitions[partition_of(key, len(topic.partitions))].leader
+            leader = topic.partitions[compute_partition(key, len(topic.partitions))].leader
             if leader >= 0:
                 return leader
         raise ApiError(ErrorCode.coordinator_not_available)
 
     def is_stuck(self, key: str) -> bool:
         """Whether writes to the partition of `key` are not committed in time."""
-        partition = self.partition_for(key)
+        partition = self.find_partition(key)
         if partition is None:
             return False
         return self.runtime.is_overdue(partition) or self._is_cut_off(partition)
@@ -201,7 +203,7 @@ class CoordinatorService(Generic[S]):
         watched = self._watched.get(index)
         return watched is not None and self._replicas.is_cut_off(watched)
 
-    def ready(self) -> asyncio.Future[Any] | None:
+    def ensure_topic(self) -> asyncio.Future[Any] | None:
         """Create the topic. Returns a future to wait for, or None if the topic exists.
 
         The future fails with COORDINATOR_NOT_AVAILABLE if the topic cannot be created.
@@ -216,20 +218,30 @@ class CoordinatorService(Generic[S]):
         """Create the topic, once for all requests that wait for it."""
         if self._creating is None:
             self._creating = asyncio.ensure_future(self._create_topic(self.topic))
-            self._creating.add_done_callback(self._created)
+            self._creating.add_done_callback(self._on_topic_created)
         return self._creating
 
-    def _created(self, made: asyncio.Future[Any]) -> None:
+    def _on_topic_created(self, future: asyncio.Future[Any]) -> None:
         self._creating = None
-        if not made.cancelled():
-            made.exception()  # Each waiting request gets it, and `create_topic` has logged it.
+        if not future.cancelled():
+            future.exception()  # Each waiting request gets it, and `create_topic` has logged it.
+        if self.topic.name in self._cache.image.topics:
+            self._submit_waiting()
+            return
         waiting, self._waiting = self._waiting, deque()
-        there = self.topic.name in self._cache.image.topics
-        for key, token, decide in waiting:
-            if there and not token.done():
-                self._submit_to(self.partition_for(key), token, decide)
-            else:
-                self.fail(token, ApiError(ErrorCode.coordinator_not_available))
+        for _, token, _ in waiting:
+            self.fail(token, ApiError(ErrorCode.coordinator_not_available))
+
+    def _submit_waiting(self) -> None:
+        """Decide on requests that have waited for the topic, and on the others in later turns."""
+        end = self._loop.time() + WAITING_STEP_S
+        while self._waiting:
+            key, token, decide = self._waiting.popleft()
+            if not token.done():
+                self._submit_to(self.find_partition(key), token, decide)
+            if self._waiting and self._loop.time() >= end:
+                self._loop.call_soon(self._submit_waiting)
+                return
 
     # Requests.
 
@@ -241,22 +253,26 @@ class CoordinatorService(Generic[S]):
         return token
 
     def call(
-        self, key: str, decide: Decide[S], then: Callable[[Response | ApiError], None]
+        self, key: str, decide: Decide[S], on_reply: Callable[[Response | ApiError], None]
     ) -> None:
-        """Like `submit`, but call `then` with the reply at once: perhaps before this returns, and
-        always in the order of the decisions."""
-        self._submit(key, Call(then), decide)
+        """Like `submit`, but call `on_reply` with the reply at once: perhaps before this returns,
+        and always in the order of the decisions."""
+        self._submit(key, CallbackToken(on_reply), decide)
 
-    def _submit(self, key: str, token: asyncio.Future[Any] | Call, decide: Decide[S]) -> None:
-        partition = self.partition_for(key)
-        if partition is None and len(self._waiting) < WAITING_MAX:
+    def _submit(
+        self, key: str, token: asyncio.Future[Any] | CallbackToken, decide: Decide[S]
+    ) -> None:
+        partition = self.find_partition(key)
+        # Requests that wait come first, also once the topic exists.
+        if (partition is None or self._waiting) and len(self._waiting) < WAITING_MAX:
             self._waiting.append((key, token, decide))
-            self._create()
+            if partition is None:
+                self._create()
         else:
             self._submit_to(partition, token, decide)
 
     def _submit_to(
-        self, partition: int | None, token: asyncio.Future[Any] | Call, decide: Decide[S]
+        self, partition: int | None, token: asyncio.Future[Any] | CallbackToken, decide: Decide[S]
     ) -> None:
         if partition is None:
             self.fail(token, ApiError(ErrorCode.coordinator_not_available))
@@ -269,27 +285,27 @@ class CoordinatorService(Generic[S]):
         self.runtime.submit(partition, token, decide, now_ms)
         if not self._crowded:
             self.runtime.flush()
-        self._watch_deadline(self.runtime.deadline_of(partition))
+        self._watch_deadline(self.runtime.get_deadline_ms(partition))
 
-    def shards(self) -> list[tuple[int, S]]:
+    def get_shards(self) -> list[tuple[int, S]]:
         """The shards that serve requests, by partition."""
-        return self.runtime.active()
+        return self.runtime.list_active()
 
-    def all_shards(self) -> list[S]:
+    def get_all_shards(self) -> list[S]:
         """Every shard that this broker leads. Raises COORDINATOR_LOAD_IN_PROGRESS."""
         if self.runtime.loading_partitions:
             raise ApiError(ErrorCode.coordinator_load_in_progress)
-        return [shard for _, shard in self.shards()]
+        return [shard for _, shard in self.get_shards()]
 
     # Partitions.
 
-    def metadata_changed(self, image: MetadataImage, _delta: MetadataDelta | None) -> None:
+    def on_metadata_changed(self, image: MetadataImage, _delta: MetadataDelta | None) -> None:
         """Load and drop shards, as this broker leads their partitions. `_delta` is None at
         the start."""
         topic = image.topics.get(self.topic.name)
         led = {}
         for index in range(len(topic.partitions) if topic is not None else 0):
-            partition = self._partitions.by_name(self.topic.name, index)
+            partition = self._partitions.find_by_name(self.topic.name, index)
             if partition is not None and partition.is_leader:
                 led[index] = partition
         for index, watched in list(self._watched.items()):
@@ -299,15 +315,15 @@ class CoordinatorService(Generic[S]):
         for index, partition in led.items():
             if index not in self._watched:
                 self._watched[index] = partition
-                partition.on_advance(self._advanced)
+                partition.on_advance(self._on_advanced)
                 self._load(index)
 
     def _unwatch(self, index: int, partition: Partition) -> None:
         del self._watched[index]
-        partition.forget(self._advanced)
+        partition.forget(self._on_advanced)
 
-    def _advanced(self, partition: Partition) -> None:
-        self.runtime.committed(partition.index, partition.high_watermark)
+    def _on_advanced(self, partition: Partition) -> None:
+        self.runtime.on_high_watermark(partition.index, partition.high_watermark)
 
     # Loading.
 
@@ -321,7 +337,7 @@ class CoordinatorService(Generic[S]):
         if log.log_start_offset == log.log_end_offset:
             self._activate(index)
             return
-        self._loads.append(_Load(index, log.log_start_offset))
+        self._loads.append(_PendingLoad(index, log.log_start_offset))
         if not self._loading:
             self._loading = True
             self._loop.call_soon(self._load_step)
@@ -330,9 +346,9 @@ class CoordinatorService(Generic[S]):
         """Replay one step of a partition, and schedule the next step."""
         index, offset = self._loads.popleft()
         partition = self._watched.get(index)
-        if partition is not None and self.runtime.phase(index) is Phase.LOADING:
+        if partition is not None and self.runtime.get_phase(index) is ShardPhase.LOADING:
             try:
-                offset = self._replay_from(partition, self.runtime.loading(index), offset)
+                offset = self._replay_from(partition, self.runtime.get_loading(index), offset)
             except (OSError, LogOffline, CorruptBatch) as error:
                 self._node.log.error(
                     "a coordinator cannot be loaded",
@@ -343,7 +359,7 @@ class CoordinatorService(Generic[S]):
                 self.runtime.resign(index, ErrorCode.coordinator_not_available)
             else:
                 if offset < partition.log.log_end_offset:
-                    self._loads.appendleft(_Load(index, offset))
+                    self._loads.appendleft(_PendingLoad(index, offset))
                 else:
                     self._activate(index)
         self._loading = bool(self._loads)
@@ -359,11 +375,11 @@ class CoordinatorService(Generic[S]):
         log = partition.log
         data = log.read(offset, LOAD_STEP_BYTES, max_offset=log.log_end_offset, min_one=True).data
         end = log.log_end_offset if not data else offset
-        found: dict[Any, tuple[Record, Replayed]] = {}
-        for at, header in headers(data):
+        replays: dict[Any, tuple[CoordinatorRecord, RecordOrigin]] = {}
+        for at, header in iter_headers(data):
             end = header.next_offset
             if header.is_control:
-                self._replay_found(partition, shard, found)
+                self._replay_records(partition, shard, replays)
                 marker = read_marker(data, at)
                 if marker is not None:
                     committed = marker.control_type is ControlType.COMMIT
@@ -376,18 +392,21 @@ class CoordinatorService(Generic[S]):
                 # A transaction may be aborted, so its records do not replace others.
                 last = self.topic.compacted and not header.is_transactional
                 by = record.key if last else record.offset
-                found.pop(by, None)
-                found[by] = (
-                    Record(record.key, record.value),
-                    Replayed(record.offset, record.timestamp_ms, *origin),
+                replays.pop(by, None)
+                replays[by] = (
+                    CoordinatorRecord(record.key, record.value),
+                    RecordOrigin(record.offset, record.timestamp_ms, *origin),
                 )
-        self._replay_found(partition, shard, found)
+        self._replay_records(partition, shard, replays)
         return end
 
-    def _replay_found(
-        self, partition: Partition, shard: S, found: dict[Any, tuple[Record, Replayed]]
+    def _replay_records(
+        self,
+        partition: Partition,
+        shard: S,
+        replays: dict[Any, tuple[CoordinatorRecord, RecordOrigin]],
     ) -> None:
-        for record, position in found.values():
+        for record, position in replays.values():
             try:
                 shard.replay(record, position)
             except WireError as error:
@@ -398,7 +417,7 @@ class CoordinatorService(Generic[S]):
                     offset=position.offset,
                     error=str(error),
                 )
-        found.clear()
+        replays.clear()
 
     def _end_transaction(self, shard: S, producer_id: int, committed: bool) -> None:
         """Apply a transaction's marker, in a coordinator with transactional records."""
@@ -408,20 +427,20 @@ class CoordinatorService(Generic[S]):
         count, total_ms = self.load_times
         self.load_times = (count + 1, total_ms + now_ms - self._load_began_ms.pop(index, now_ms))
         self.runtime.activate(index, now_ms)
-        self._watch_deadline(self.runtime.deadline_of(index))
+        self._watch_deadline(self.runtime.get_deadline_ms(index))
 
     # The runtime's ports.
 
-    def end_offset(self, partition: int) -> int:
+    def get_end_offset(self, partition: int) -> int:
         return self._watched[partition].log.log_end_offset
 
-    def high_watermark(self, partition: int) -> int:
+    def get_high_watermark(self, partition: int) -> int:
         return self._watched[partition].high_watermark
 
     def append(
         self,
         partition: int,
-        records: Sequence[Record],
+        records: Sequence[CoordinatorRecord],
         producer: ProducerIdAndEpoch | None = None,
     ) -> int:
         now_ms = self._node.clock.now_ms()
@@ -430,9 +449,9 @@ class CoordinatorService(Generic[S]):
                 records, now_ms=now_ms, producer=producer, codec=self._codec
             )
         except AppendRefused as refused:
-            raise AppendFailed(refused.code, refused.message) from None
+            raise AppendError(refused.code, refused.message) from None
         except (OSError, LogOffline) as error:
-            raise AppendFailed(ErrorCode.kafka_storage_error, str(error)) from None
+            raise AppendError(ErrorCode.kafka_storage_error, str(error)) from None
         self.appends += 1
         self.records += len(records)
         return appended.last_offset
@@ -451,7 +470,7 @@ class CoordinatorService(Generic[S]):
     def flush_soon(self) -> None:
         if not self._turn_ends:
             self._turn_ends = True
-            self._loop.call_soon(self._turn_ended)
+            self._loop.call_soon(self._on_turn_ended)
 
     def reload(self, partition: int) -> None:
         self._node.log.warning(
@@ -465,14 +484,14 @@ class CoordinatorService(Generic[S]):
         self.runtime.begin(partition)
 
         def replay() -> None:
-            loads = self.runtime.phase(partition) is Phase.LOADING
+            loads = self.runtime.get_phase(partition) is ShardPhase.LOADING
             if loads and self._watched.get(partition) is watched:
                 self._replay(partition)
 
         # Deadlines that are due would write as soon as it has loaded, and fail again.
-        self._node.timers.at(self._node.clock.now_ms() + RELOAD_AFTER_MS, replay)
+        self._node.timers.call_at(self._node.clock.now_ms() + RELOAD_AFTER_MS, replay)
 
-    def _turn_ended(self) -> None:
+    def _on_turn_ended(self) -> None:
         """Append the records of all requests of this turn of the event loop at once. A request that
         is alone in its turn does not wait for the end of it."""
         self._turn_ends = False
@@ -488,7 +507,7 @@ class CoordinatorService(Generic[S]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = at_ms
-        self._timer = self._node.timers.at(at_ms, self._tick)
+        self._timer = self._node.timers.call_at(at_ms, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -496,10 +515,10 @@ class CoordinatorService(Generic[S]):
         self._watch_deadline(self.runtime.next_deadline_ms)
 
 
-def _follow(made: asyncio.Future[Any], waiter: asyncio.Future[Any]) -> None:
+def _follow(future: asyncio.Future[Any], waiter: asyncio.Future[Any]) -> None:
     if waiter.done():
         return
-    if made.cancelled() or made.exception() is not None:
+    if future.cancelled() or future.exception() is not None:
         waiter.set_exception(ApiError(ErrorCode.coordinator_not_available))
     else:
         waiter.set_result(None)

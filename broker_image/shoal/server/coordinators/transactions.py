@@ -3,7 +3,7 @@
 Produce and TxnOffsetCommit call `enlist` before they write for a transaction. With transaction
 version 2 it adds the partitions to the transaction; with version 1 it verifies that they are in it
 (KIP-890). `transaction_markers` writes the markers of a decided transaction, and then calls
-`completed`.
+`complete`.
 """
 
 from __future__ import annotations
@@ -15,32 +15,38 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.client.errors import ClientError
-from shoal.coordinator.runtime import Phase
+from shoal.coordinator.runtime import ShardPhase
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.coordinators.service import (
     CoordinatorService,
     CreateTopic,
     InternalTopic,
-    Partitions,
-    Replicas,
+    PartitionsPort,
+    ReplicasPort,
     Response,
 )
 from shoal.server.coordinators.transaction_markers import (
     OffsetMarkers,
-    Peers,
+    PeersPort,
     TransactionMarkerChannel,
 )
-from shoal.transaction.shard import TransactionSettings, TransactionShard, WriteMarkers, Writer
+from shoal.transaction.shard import (
+    ProducerIdentity,
+    TransactionSettings,
+    TransactionShard,
+    WriteMarkers,
+)
 from shoal.transaction.transactions import TV_2, TopicPartition
 
 if TYPE_CHECKING:
-    from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
+    from shoal.coordinator.contract import CoordinatorResult, ProducerIdAndEpoch, Token
     from shoal.log.log import Log
+    from shoal.protocol.responses import transactions as responses
     from shoal.record.batch import BatchHeader
     from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
 
@@ -64,20 +70,20 @@ Errors = Mapping[TopicPartition, ErrorCode]
 class _Enlistment:
     """A write that waits to be enlisted; `errors` is None until that has ended."""
 
-    __slots__ = ("errors", "then")
+    __slots__ = ("callback", "errors")
 
-    def __init__(self, then: Callable[[Errors], None]) -> None:
-        self.then = then
+    def __init__(self, callback: Callable[[Errors], None]) -> None:
+        self.callback = callback
         self.errors: Errors | None = None
 
 
-class ProducerIds(Protocol):
+class ProducerIdsPort(Protocol):
     """The producer ids of this broker (`cluster.producer_ids`)."""
 
     def take(self) -> int:
         """A new producer id. Raises COORDINATOR_NOT_AVAILABLE when there is none."""
 
-    def filled(self) -> asyncio.Future[Any] | None:
+    def wait_if_empty(self) -> asyncio.Future[Any] | None:
         """None while there are ids to take, else a future that ends when there may be some."""
 
 
@@ -90,14 +96,14 @@ class TransactionService(CoordinatorService[TransactionShard]):
         self,
         node: Node,
         cache: MetadataCache,
-        partitions: Partitions,
-        replicas: Replicas,
+        partitions: PartitionsPort,
+        replicas: ReplicasPort,
         create_topic: CreateTopic,
-        metrics: Metrics,
+        metrics: MetricRegistry,
         *,
         groups: OffsetMarkers,
-        producer_ids: ProducerIds,
-        peers: Peers,
+        producer_ids: ProducerIdsPort,
+        peers: PeersPort,
         purgatory: Purgatory,
     ) -> None:
         config = node.config
@@ -124,54 +130,54 @@ class TransactionService(CoordinatorService[TransactionShard]):
             purgatory=purgatory,
             peers=peers,
             groups=groups,
-            coordinator_epoch=self.coordinator_epoch,
-            completed=self.completed,
+            coordinator_epoch=self.find_coordinator_epoch,
+            completed=self.complete,
         )
         self.on_effect(WriteMarkers, self.markers.write)
         #: By transactional id: writes that wait until its last transaction is complete.
         self._waiting_writes: dict[str, list[Callable[[], None]]] = {}
         #: By producer id: its writes that are being enlisted, in the order in which they came.
         self._enlisting: dict[int, deque[_Enlistment]] = {}
-        metrics.gauge(
+        metrics.add_gauge(
             "kafka_coordinator_transaction_TransactionStateManager_NumTransactionalIds",
             "Transactional ids that are known.",
-            lambda: sum(len(shard) for _, shard in self.shards()),
+            lambda: sum(len(shard) for _, shard in self.get_shards()),
         )
 
-    def coordinator_epoch(self, markers: WriteMarkers) -> int | None:
+    def find_coordinator_epoch(self, markers: WriteMarkers) -> int | None:
         """The leader epoch under which markers are written; None if they are not owed."""
-        partition = self.partition_for(markers.transactional_id)
-        if partition is None or self.runtime.phase(partition) is not Phase.ACTIVE:
+        partition = self.find_partition(markers.transactional_id)
+        if partition is None or self.runtime.get_phase(partition) is not ShardPhase.ACTIVE:
             return None
-        owed = self.runtime.read(partition).owes(markers)
+        owed = self.runtime.read(partition).has_owed_markers(markers)
         return self._watched[partition].leader_epoch if owed else None
 
     # Requests.
 
     def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
-    ) -> asyncio.Future[Any]:
+    ) -> asyncio.Future[responses.InitProducerIdResponse]:
         """InitProducerId of a transactional producer. On its coordinator it waits for a block of
         producer ids, as long as a write may take."""
 
-        def decide(shard: TransactionShard, now_ms: int, token: Token) -> Result:
+        def decide(shard: TransactionShard, now_ms: int, token: Token) -> CoordinatorResult:
             return shard.init_producer_id(transactional_id, timeout_ms, expected, now_ms, token)
 
         refused = self.is_stuck(transactional_id) or not self.is_here(transactional_id)
-        filled = None if refused else self._producer_ids.filled()
+        filled = None if refused else self._producer_ids.wait_if_empty()
         if filled is None:
             return self.submit(transactional_id, decide)
 
-        async def when_filled() -> Response:
+        async def submit_when_filled() -> responses.InitProducerIdResponse:
             # Without a block in time, the shard refuses requests that need a new id.
             await asyncio.wait((filled,), timeout=IDS_WAIT_S)
             return await self.submit(transactional_id, decide)
 
-        return asyncio.ensure_future(when_filled())
+        return asyncio.ensure_future(submit_when_filled())
 
     def add_partitions(
-        self, writer: Writer, partitions: Collection[TopicPartition], version: int
-    ) -> asyncio.Future[Any]:
+        self, writer: ProducerIdentity, partitions: Collection[TopicPartition], version: int
+    ) -> asyncio.Future[responses.AddOffsetsToTxnResponse]:
         """AddPartitionsToTxn and AddOffsetsToTxn."""
         _check_id(writer.transactional_id)
         return self.submit(
@@ -182,7 +188,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         )
 
     def verify_partitions(
-        self, writer: Writer, partitions: Collection[TopicPartition]
+        self, writer: ProducerIdentity, partitions: Collection[TopicPartition]
     ) -> asyncio.Future[Any]:
         """AddPartitionsToTxn that only verifies. The reply has `errors` by partition."""
         _check_id(writer.transactional_id)
@@ -191,7 +197,9 @@ class TransactionService(CoordinatorService[TransactionShard]):
             lambda shard, _now_ms, token: shard.verify_partitions(writer, partitions, token),
         )
 
-    def end(self, writer: Writer, *, committed: bool, version: int) -> asyncio.Future[Any]:
+    def end(
+        self, writer: ProducerIdentity, *, committed: bool, version: int
+    ) -> asyncio.Future[responses.EndTxnResponse]:
         """EndTxn."""
         _check_id(writer.transactional_id)
         return self.submit(
@@ -201,17 +209,17 @@ class TransactionService(CoordinatorService[TransactionShard]):
             ),
         )
 
-    def describe(self, transactional_id: str) -> Mapping[str, Any]:
+    def describe(self, transactional_id: str) -> responses.DescribeTransactionsTransactionState:
         """One transaction of a DescribeTransactions response. Raises `ApiError`."""
         _check_id(transactional_id)
-        partition = self.partition_for(transactional_id)
+        partition = self.find_partition(transactional_id)
         if partition is None:
             raise ApiError(ErrorCode.transactional_id_not_found)
         return self.runtime.read(partition).describe(transactional_id)
 
     # Writes that belong to a transaction.
 
-    def to_enlist(
+    def needs_enlistment(
         self, batches: Collection[tuple[Partition, BatchHeader]], *, implicit: bool
     ) -> bool:
         """Whether `batches` of one producer need `enlist` before they are appended.
@@ -229,30 +237,30 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
     def enlist(
         self,
-        writer: Writer,
+        writer: ProducerIdentity,
         partitions: Collection[TopicPartition],
         *,
         implicit: bool,
-        then: Callable[[Errors], None],
+        callback: Callable[[Errors], None],
     ) -> None:
         """Verify that `partitions` are in the writer's open transaction. With `implicit`, add them.
 
-        Calls `then` with the errors of the partitions that must not be written to. The call may
+        Calls `callback` with the errors of the partitions that must not be written to. The call may
         come before this returns. A producer's calls keep their order, also if the coordinator
         answers in another one: a batch before an earlier one would break the sequence. With
         `implicit` the previous transaction may have to end first.
         """
-        mine = _Enlistment(then)
+        mine = _Enlistment(callback)
         self._enlisting.setdefault(writer.producer_id, deque()).append(mine)
 
-        def over(errors: Errors) -> None:
+        def finish(errors: Errors) -> None:
             mine.errors = errors
             self._pass_on_enlisted(writer.producer_id)
 
         config = self._cache.image.broker_config
         patience_ms = config["add.partitions.to.txn.retry.backoff.max.ms"]
         deadline_ms = self._node.clock.now_ms() + patience_ms
-        attempt = partial(self._enlist, writer, partitions, implicit, over, deadline_ms)
+        attempt = partial(self._enlist, writer, partitions, implicit, finish, deadline_ms)
         waiting = self._waiting_writes.get(writer.transactional_id)
         if waiting is None:
             attempt()
@@ -260,8 +268,8 @@ class TransactionService(CoordinatorService[TransactionShard]):
             waiting.append(attempt)
 
     def _pass_on_enlisted(self, producer_id: int) -> None:
-        """Call `then` of the producer's writes whose enlistment has ended, up to the first other
-        one."""
+        """Call `callback` of the producer's writes whose enlistment has ended, up to the first
+        other one."""
         queue = self._enlisting.get(producer_id)
         errors = None if queue is None else queue[0].errors
         if queue is None or errors is None:
@@ -270,52 +278,52 @@ class TransactionService(CoordinatorService[TransactionShard]):
         if not queue:
             del self._enlisting[producer_id]
         try:
-            first.then(errors)
+            first.callback(errors)
         finally:
             self._pass_on_enlisted(producer_id)
 
     def _enlist(
         self,
-        writer: Writer,
+        writer: ProducerIdentity,
         partitions: Collection[TopicPartition],
         implicit: bool,
-        then: Callable[[Errors], None],
+        callback: Callable[[Errors], None],
         deadline_ms: int,
     ) -> None:
-        def decide(shard: TransactionShard, now_ms: int, token: Token) -> Result:
+        def decide(shard: TransactionShard, now_ms: int, token: Token) -> CoordinatorResult:
             if implicit:
                 return shard.add_partitions(writer, partitions, TV_2, now_ms, token)
             return shard.verify_partitions(writer, partitions, token)
 
-        def outcome(reply: Response | ApiError) -> None:
+        def handle_outcome(reply: Response | ApiError) -> None:
             if not isinstance(reply, ApiError):
                 errors: Errors = reply.get("errors", {})
-                then({p: e for p, e in errors.items() if e})
-            elif reply.code is ErrorCode.concurrent_transactions and self._waits(deadline_ms):
-                attempt = partial(self._enlist, writer, partitions, implicit, then, deadline_ms)
+                callback({p: e for p, e in errors.items() if e})
+            elif reply.code is ErrorCode.concurrent_transactions and self._may_wait(deadline_ms):
+                attempt = partial(self._enlist, writer, partitions, implicit, callback, deadline_ms)
                 # The previous transaction may have ended between the answer and this turn, and a
                 # coordinator elsewhere does not tell of it.
                 again_ms = min(deadline_ms, self._node.clock.now_ms() + ASK_AGAIN_MS)
                 self._wait(writer.transactional_id, attempt, again_ms)
             else:
-                then(dict.fromkeys(partitions, reply.code))
+                callback(dict.fromkeys(partitions, reply.code))
 
         if self.is_here(writer.transactional_id):
-            self.call(writer.transactional_id, decide, outcome)
+            self.call(writer.transactional_id, decide, handle_outcome)
             return
-        asked = asyncio.ensure_future(self._enlist_elsewhere(writer, partitions, implicit))
-        asked.add_done_callback(partial(self._enlisted_elsewhere, outcome))
+        task = asyncio.ensure_future(self._enlist_elsewhere(writer, partitions, implicit))
+        task.add_done_callback(partial(self._on_enlisted_elsewhere, handle_outcome))
 
-    def _enlisted_elsewhere(
+    def _on_enlisted_elsewhere(
         self,
         outcome: Callable[[Response | ApiError], None],
-        done: asyncio.Future[Response | ApiError],
+        future: asyncio.Future[Response | ApiError],
     ) -> None:
-        if done.cancelled():
+        if future.cancelled():
             return  # This broker stops.
-        error = done.exception()
+        error = future.exception()
         if error is None:
-            outcome(done.result())
+            outcome(future.result())
             return
         # A bug. The producer's later writes must not wait for this one.
         self._node.log.error("a write was not enlisted", exc_info=error)
@@ -326,12 +334,12 @@ class TransactionService(CoordinatorService[TransactionShard]):
         if len(self._cache.image.brokers) == 1:
             return True
         try:
-            return self.coordinator_of(transactional_id) == self._node.id
+            return self.find_coordinator(transactional_id) == self._node.id
         except ApiError:
             return True  # There is no coordinator, and this broker can refuse the request.
 
     async def _enlist_elsewhere(
-        self, writer: Writer, partitions: Collection[TopicPartition], implicit: bool
+        self, writer: ProducerIdentity, partitions: Collection[TopicPartition], implicit: bool
     ) -> Response | ApiError:
         """Send AddPartitionsToTxn to the coordinator on behalf of the producer (KIP-890)."""
         topics: dict[str, list[int]] = {}
@@ -346,7 +354,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         }
         try:
             answer = await self._peers.request(
-                self.coordinator_of(writer.transactional_id),
+                self.find_coordinator(writer.transactional_id),
                 ApiKey.ADD_PARTITIONS_TO_TXN,
                 {"transactions": [transaction]},
             )
@@ -366,29 +374,29 @@ class TransactionService(CoordinatorService[TransactionShard]):
             return ApiError(ErrorCode.concurrent_transactions)
         return {"errors": errors}
 
-    def _waits(self, deadline_ms: int) -> bool:
+    def _may_wait(self, deadline_ms: int) -> bool:
         return self._node.clock.now_ms() < deadline_ms
 
     def _wait(self, transactional_id: str, attempt: Callable[[], None], deadline_ms: int) -> None:
         waiting = self._waiting_writes.get(transactional_id)
         if waiting is None:
             waiting = self._waiting_writes[transactional_id] = []
-            self._node.timers.at(deadline_ms, partial(self._try_again, transactional_id))
+            self._node.timers.call_at(deadline_ms, partial(self._try_again, transactional_id))
         waiting.append(attempt)
 
     def _try_again(self, transactional_id: str) -> None:
         for attempt in self._waiting_writes.pop(transactional_id, ()):
             attempt()
 
-    def completed(self, markers: WriteMarkers) -> None:
+    def complete(self, markers: WriteMarkers) -> None:
         """Complete a decided transaction: all its markers are committed."""
-        partition = self.partition_for(markers.transactional_id)
+        partition = self.find_partition(markers.transactional_id)
         if partition is not None:
             now_ms = self._node.clock.now_ms()
             self.runtime.apply(
                 partition, lambda shard, at_ms: shard.complete(markers, at_ms), now_ms
             )
-            self._watch_deadline(self.runtime.deadline_of(partition))
+            self._watch_deadline(self.runtime.get_deadline_ms(partition))
         self._try_again(markers.transactional_id)
 
 
@@ -402,17 +410,17 @@ def is_open(log: Log, producer_id: int, producer_epoch: int) -> bool:
     )
 
 
-def append_error(error: ErrorCode, *, abortable: bool, implicit: bool) -> ErrorCode:
+def to_append_error(error: ErrorCode, *, abortable: bool, implicit: bool) -> ErrorCode:
     """Return the error of a Produce whose partition was not enlisted. `implicit` ones retry while
     their last transaction is ending; the others may not know that error."""
     if error is ErrorCode.concurrent_transactions and implicit:
         return error
     if error in _RETRIED:
         return ErrorCode.not_enough_replicas
-    return write_error(error, abortable=abortable)
+    return to_write_error(error, abortable=abortable)
 
 
-def write_error(error: ErrorCode, *, abortable: bool) -> ErrorCode:
+def to_write_error(error: ErrorCode, *, abortable: bool) -> ErrorCode:
     """Return the error for a producer whose partition was not enlisted, by Kafka's mapping, so that
     each client retries, aborts or fails. `abortable` clients support KIP-1050."""
     if error is ErrorCode.producer_fenced:

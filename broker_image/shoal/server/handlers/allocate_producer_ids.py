@@ -8,24 +8,30 @@ from shoal.metadata import brokers, controller
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from shoal.metadata.controller import Decision
+    import asyncio
+
+    from shoal.metadata.controller import ControllerResult
     from shoal.metadata.image import MetadataImage
+    from shoal.protocol.responses import quorum as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(
+    broker: Broker, request: Request
+) -> asyncio.Future[responses.AllocateProducerIdsResponse]:
     body = request.body
 
-    def decide(image: MetadataImage) -> Decision:
-        brokers.checked(image, body.broker_id, body.broker_epoch)
+    def decide(image: MetadataImage) -> ControllerResult:
+        brokers.check_broker_epoch(image, body.broker_id, body.broker_epoch)
         return controller.allocate_producer_ids(image, body.broker_id)
 
-    return broker.metadata.submit(
-        decide,
-        lambda block: {
-            "error_code": ErrorCode.none,
-            "producer_id_start": block.start,
-            "producer_id_len": len(block),
-        },
-    )
+    return broker.metadata.submit(decide, _build_response)
+
+
+def _build_response(block: range) -> responses.AllocateProducerIdsResponse:
+    return {
+        "error_code": ErrorCode.none,
+        "producer_id_start": block.start,
+        "producer_id_len": len(block),
+    }

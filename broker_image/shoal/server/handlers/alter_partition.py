@@ -4,48 +4,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.alter_partition import NO_EPOCH, Wish, alter_partition
+from shoal.metadata.alter_partition import NO_EPOCH, AlterPartitionItem, alter_partition
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from shoal.metadata.alter_partition import AlteredPartition
+    from shoal.protocol.responses import quorum as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
 #: The first version with broker epochs in the ISR (KIP-903).
 _EPOCHS_FROM = 3
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> asyncio.Future[responses.AlterPartitionResponse]:
     body = request.body
     wishes = [
-        Wish(
+        AlterPartitionItem(
             topic.topic_id,
             partition.partition_index,
             partition.leader_epoch,
             partition.partition_epoch,
-            _isr(partition, request.version),
+            _parse_isr(partition, request.version),
             partition.leader_recovery_state,
         )
         for topic in body.topics
         for partition in topic.partitions
     ]
     return broker.metadata.submit(
-        lambda image: alter_partition(image, body.broker_id, body.broker_epoch, wishes), _answer
+        lambda image: alter_partition(image, body.broker_id, body.broker_epoch, wishes),
+        _build_response,
     )
 
 
-def _isr(partition: Any, version: int) -> tuple[tuple[int, int], ...]:
+def _parse_isr(partition: Any, version: int) -> tuple[tuple[int, int], ...]:
     if version < _EPOCHS_FROM:
         return tuple((id, NO_EPOCH) for id in partition.new_isr)
     return tuple((state.broker_id, state.broker_epoch) for state in partition.new_isr_with_epochs)
 
 
-def _answer(results: list[dict[str, Any]]) -> dict[str, Any]:
-    topics: dict[Any, list[dict[str, Any]]] = {}
-    for result in results:
-        topics.setdefault(result.pop("topic_id"), []).append(result)
+def _build_response(results: Sequence[AlteredPartition]) -> responses.AlterPartitionResponse:
+    topics: dict[UUID | None, list[responses.AlterPartitionPartitionData]] = {}
+    for topic_id, result in results:
+        topics.setdefault(topic_id, []).append(result)
     return {
         "error_code": ErrorCode.none,
-        "topics": [{"topic_id": id, "partitions": found} for id, found in topics.items()],
+        "topics": [{"topic_id": id, "partitions": partitions} for id, partitions in topics.items()],
     }

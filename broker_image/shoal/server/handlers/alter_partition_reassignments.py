@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoal.metadata.reassignments import Move
+from shoal.metadata.reassignments import PartitionReassignment
 from shoal.metadata.reassignments import alter as decide
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from shoal.protocol.responses import topics as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(
+    broker: Broker, request: Request
+) -> asyncio.Future[responses.AlterPartitionReassignmentsResponse]:
     body = request.body
     other_factor = getattr(body, "allow_replication_factor_change", True)
     moves = [
-        Move(topic.name, partition.partition_index, partition.replicas)
+        PartitionReassignment(topic.name, partition.partition_index, partition.replicas)
         for topic in body.topics
         for partition in topic.partitions
     ]
-    return broker.metadata.submit(
-        lambda image: decide(image, moves, other_factor=other_factor),
-        lambda results: {
+
+    def respond(
+        results: Sequence[responses.AlterPartitionReassignmentsReassignableTopicResponse],
+    ) -> responses.AlterPartitionReassignmentsResponse:
+        return {
             "allow_replication_factor_change": other_factor,
             "error_code": ErrorCode.none,
             "responses": results,
-        },
+        }
+
+    return broker.metadata.submit(
+        lambda image: decide(image, moves, other_factor=other_factor), respond
     )
 
 
-def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+def refuse(
+    request: Request, code: int, message: str | None
+) -> responses.AlterPartitionReassignmentsResponse:
     """The error of the whole request, which each partition has too."""
-    responses = [
+    results: list[responses.AlterPartitionReassignmentsReassignableTopicResponse] = [
         {
             "name": topic.name,
             "partitions": [
@@ -47,4 +60,4 @@ def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
         }
         for topic in request.body.topics
     ]
-    return {"error_code": code, "error_message": message, "responses": responses}
+    return {"error_code": code, "error_message": message, "responses": results}

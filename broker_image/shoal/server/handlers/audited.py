@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from shoal.server.network.api import Request
 
 
-def changed(broker: Broker, request: Request, changes: Iterable[str]) -> None:
+def log_changes(broker: Broker, request: Request, changes: Iterable[str]) -> None:
     """Log one line for each change that the request has made. The texts have no secrets."""
     peer, api = request.peer, ApiKey(request.header.api_key).name
     for what in changes:
         broker.audit.note(
-            audit.changed(principal=peer.principal, host=peer.host, api=api, what=what)
+            audit.build_change(principal=peer.principal, host=peer.host, api=api, description=what)
         )

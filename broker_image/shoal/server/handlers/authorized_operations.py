@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 NOT_ASKED = -(1 << 31)
 
 
-def _bits(*operations: Operation) -> int:
+def _to_bits(*operations: Operation) -> int:
     return sum(1 << operation for operation in operations)
 
 
-TOPIC = _bits(
+TOPIC = _to_bits(
     Operation.READ,
     Operation.WRITE,
     Operation.CREATE,
@@ -32,14 +32,14 @@ TOPIC = _bits(
     Operation.DESCRIBE_CONFIGS,
     Operation.ALTER_CONFIGS,
 )
-GROUP = _bits(
+GROUP = _to_bits(
     Operation.READ,
     Operation.DELETE,
     Operation.DESCRIBE,
     Operation.DESCRIBE_CONFIGS,
     Operation.ALTER_CONFIGS,
 )
-CLUSTER = _bits(
+CLUSTER = _to_bits(
     Operation.CREATE,
     Operation.ALTER,
     Operation.DESCRIBE,
@@ -50,19 +50,19 @@ CLUSTER = _bits(
 )
 
 
-def on_topic(broker: Broker, request: Request, name: str) -> int:
+def get_topic_operations(broker: Broker, request: Request, name: str) -> int:
     """Return the operations that the sender of a request may perform on a topic."""
-    return broker.access.operations(request, ResourceType.TOPIC, name) & TOPIC
+    return broker.access.get_operation_bits(request, ResourceType.TOPIC, name) & TOPIC
 
 
-def on_group(broker: Broker, request: Request, group_id: str) -> int:
+def get_group_operations(broker: Broker, request: Request, group_id: str) -> int:
     """Return the operations that the sender of a request may perform on a group."""
-    return broker.access.operations(request, ResourceType.GROUP, group_id) & GROUP
+    return broker.access.get_operation_bits(request, ResourceType.GROUP, group_id) & GROUP
 
 
-def on_cluster(broker: Broker, request: Request) -> int:
+def get_cluster_operations(broker: Broker, request: Request) -> int:
     """Return the operations that the sender of a request may perform on the cluster; 0 if it may
     not describe the cluster."""
     if not broker.access.allows_cluster(request, Operation.DESCRIBE):
         return 0
-    return broker.access.operations(request, ResourceType.CLUSTER, CLUSTER_NAME) & CLUSTER
+    return broker.access.get_operation_bits(request, ResourceType.CLUSTER, CLUSTER_NAME) & CLUSTER

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.protocol.responses import quorum as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    return broker.controller.heartbeat(request.body, request.peer)
+def handle(broker: Broker, request: Request) -> asyncio.Future[responses.BrokerHeartbeatResponse]:
+    return broker.controller.handle_heartbeat(request.body, request.peer)

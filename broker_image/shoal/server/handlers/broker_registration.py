@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.metadata.image import BrokerImage, Endpoint
+from shoal.metadata.image import BrokerEndpoint, BrokerImage
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.responses import mapped
+from shoal.server.network.responses import map_reply
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import quorum as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.BrokerRegistrationResponse]:
     body = request.body
     if body.cluster_id != broker.cluster_id:
         raise ApiError(
@@ -24,7 +25,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         body.broker_id,
         body.incarnation_id,
         -1,
-        tuple(Endpoint(e.name, e.host, e.port, e.security_protocol) for e in body.listeners),
+        tuple(BrokerEndpoint(e.name, e.host, e.port, e.security_protocol) for e in body.listeners),
         {f.name: (f.min_supported_version, f.max_supported_version) for f in body.features},
         body.rack,
         fenced=True,
@@ -33,4 +34,8 @@ def handle(broker: Broker, request: Request) -> Answer:
     epoch = broker.controller.register(
         image, previous_epoch=getattr(body, "previous_broker_epoch", -1)
     )
-    return mapped(epoch, lambda found: {"error_code": ErrorCode.none, "broker_epoch": found})
+    return map_reply(epoch, _build_response)
+
+
+def _build_response(epoch: int) -> responses.BrokerRegistrationResponse:
+    return {"error_code": ErrorCode.none, "broker_epoch": epoch}

@@ -4,48 +4,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.group.assignment import grouped
-from shoal.coordinator.group.consumer_membership import HeartbeatRequest
-from shoal.coordinator.group.key_range_loads import Load, Report
-from shoal.coordinator.group.key_slots import Slices, of_ranges
+from shoal.coordinator.group.assignment import group_by_topic
+from shoal.coordinator.group.consumer.membership import ConsumerGroupHeartbeatRequest
+from shoal.coordinator.group.key_ranges.key_range_loads import KeyRangeLoad, Report
+from shoal.coordinator.group.key_ranges.key_slots import Slices, from_ranges
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.protocol.responses import groups as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(
+    broker: Broker, request: Request
+) -> asyncio.Future[responses.ConsumerGroupHeartbeatResponse]:
     body = request.body
     names, owned = body.subscribed_topic_names, body.topic_partitions
     authorization.check_subscription(broker, request, names)
     member_id = body.member_id
     if not member_id and request.version == 0 and body.member_epoch == 0:
         # From version 1 on, the client creates its member id.
-        member_id = str(broker.node.system.uuid())
-    heartbeat = HeartbeatRequest(
+        member_id = str(broker.node.system.make_uuid())
+    heartbeat = ConsumerGroupHeartbeatRequest(
         body.group_id,
         member_id,
         body.member_epoch,
         body.instance_id,
         body.rack_id,
-        _rebalance_timeout_ms(body),
+        _get_rebalance_timeout_ms(body),
         None if names is None else frozenset(names),
         getattr(body, "subscribed_topic_regex", None),
         body.server_assignor,
         None
         if owned is None
-        else grouped((t.topic_id, p) for t in owned if t.topic_id for p in t.partitions),
+        else group_by_topic((t.topic_id, p) for t in owned if t.topic_id for p in t.partitions),
         request.header.client_id or "",
         f"/{request.peer.host}",
         request.version,
-        authorization.describes_silently(broker, request),
+        authorization.make_describe_checker(broker, request),
         getattr(body, "key_hash_version", 0),
-        _slices(body),
+        _parse_slices(body),
         request.peer.connection_id,
-        _loads(body),
+        _parse_loads(body),
     )
     reply = broker.groups.submit(
         body.group_id,
@@ -56,34 +61,34 @@ def handle(broker: Broker, request: Request) -> Answer:
     return reply
 
 
-def _rebalance_timeout_ms(body: Any) -> int:
+def _get_rebalance_timeout_ms(body: Any) -> int:
     """Return the rebalance timeout; -1 for none. A body with own tags has plain milliseconds."""
     plain: int | None = getattr(body, "rebalance_timeout_ms", None)
     if plain is not None:
         return plain
-    return -1 if body.rebalance_timeout is None else codec.ms(body.rebalance_timeout)
+    return -1 if body.rebalance_timeout is None else codec.to_ms(body.rebalance_timeout)
 
 
-def _loads(body: Any) -> Report:
+def _parse_loads(body: Any) -> Report:
     return {
-        (one.topic_id, one.partition): [
-            Load(load.first_hash, load.last_hash, load.records) for load in one.loads
+        (entry.topic_id, entry.partition): [
+            KeyRangeLoad(load.first_hash, load.last_hash, load.records) for load in entry.loads
         ]
-        for one in getattr(body, "key_loads", ())
+        for entry in getattr(body, "key_loads", ())
     }
 
 
-def _slices(body: Any) -> Slices:
+def _parse_slices(body: Any) -> Slices:
     """Return what the member owns of shared partitions. Raises INVALID_REQUEST."""
     slices: Slices = {}
-    for one in getattr(body, "key_ranges", ()):
+    for entry in getattr(body, "key_ranges", ()):
         try:
-            slots = of_ranges((r.first_hash, r.last_hash) for r in one.ranges)
+            slots = from_ranges((r.first_hash, r.last_hash) for r in entry.ranges)
         except ValueError as error:
             raise ApiError(
                 ErrorCode.invalid_request,
-                f"Partition {one.partition} of topic {one.topic_id}: {error}. Report ranges of the "
-                "last assignment.",
+                f"Partition {entry.partition} of topic {entry.topic_id}: {error}. Report ranges of "
+                "the last assignment.",
             ) from None
-        slices[one.topic_id, one.partition] = slots
+        slices[entry.topic_id, entry.partition] = slots
     return slices

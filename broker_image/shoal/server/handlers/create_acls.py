@@ -15,6 +15,7 @@ from shoal.server.handlers.describe_acls import NO_AUTHORIZER, has_authorizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.protocol.responses import security as responses
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
@@ -48,11 +49,14 @@ def handle(broker: Broker, request: Request) -> Answer:
         # Kafka fails to make such an entry, and so refuses the whole request.
         raise ApiError(ErrorCode.unknown_server_error)
 
-    def respond(outcomes: Sequence[tuple[ErrorCode, str]]) -> dict[str, Any]:
-        made = [acl for acl, (code, _) in zip(acls, outcomes, strict=True) if not code]
-        audited.changed(broker, request, map(str, made))
-        results = [{"error_code": code, "error_message": message} for code, message in outcomes]
-        return {"results": results}
+    def respond(outcomes: Sequence[tuple[ErrorCode, str]]) -> responses.CreateAclsResponse:
+        created = [acl for acl, (code, _) in zip(acls, outcomes, strict=True) if not code]
+        audited.log_changes(broker, request, map(str, created))
+        return {
+            "results": [
+                {"error_code": code, "error_message": message} for code, message in outcomes
+            ]
+        }
 
     return broker.security_records.submit(lambda image: decide(image, acls), respond)
 
@@ -66,6 +70,6 @@ def _is_filter(acl: Acl) -> bool:
     )
 
 
-def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    result = {"error_code": code, "error_message": message}
+def refuse(request: Request, code: int, message: str | None) -> responses.CreateAclsResponse:
+    result: responses.CreateAclsAclCreationResult = {"error_code": code, "error_message": message}
     return {"results": [result] * len(request.body.creations)}

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.metadata import names
 from shoal.metadata.topics import NewTopic, create_topics
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import Operation, ResourceType
-from shoal.server.handlers import authorization
+from shoal.server.handlers import authorization, deadlines
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from shoal.protocol.responses import topics as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 #: The fields of a new topic whose configs the client may not describe.
-_HIDDEN = {
+_HIDDEN: responses.CreateTopicsCreatableTopicResult = {
     "topic_config_error_code": ErrorCode.topic_authorization_failed,
     "num_partitions": -1,
     "replication_factor": -1,
@@ -39,30 +43,31 @@ def admit(_: Broker, request: Request) -> None:
         )
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> asyncio.Future[responses.CreateTopicsResponse]:
+    deadlines.check_timeout(request)
     body = request.body
-    permits = authorization.each(broker, request, ResourceType.TOPIC)
-    refused = {}
+    permits = authorization.make_checker(broker, request, ResourceType.TOPIC)
+    refused: dict[str, responses.CreateTopicsCreatableTopicResult] = {}
     for name, times in Counter(topic.name for topic in body.topics).items():
         if times > 1:
-            refused[name] = _refused(name, ErrorCode.invalid_request, "Duplicate topic name.")
+            refused[name] = _build_refusal(name, ErrorCode.invalid_request, "Duplicate topic name.")
         elif name == names.METADATA_TOPIC:
-            refused[name] = _refused(
+            refused[name] = _build_refusal(
                 name,
                 ErrorCode.invalid_request,
                 f"{name} is the cluster's own and cannot be created.",
             )
         elif not permits(name):
             code = ErrorCode.topic_authorization_failed
-            refused[name] = _refused(name, code, "Authorization failed.")
-    quota = broker.quotas.mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
+            refused[name] = _build_refusal(name, code, "Authorization failed.")
+    quota = broker.quotas.make_mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
     if quota is not None and not body.validate_only:
         default = broker.image.broker_config["num.partitions"]
         for topic in body.topics:
             count = len(topic.assignments) or max(topic.num_partitions, 0) or default
             if topic.name not in refused and not quota.allow(count):
                 code = ErrorCode.throttling_quota_exceeded
-                refused[topic.name] = _refused(topic.name, code, QUOTA_EXCEEDED)
+                refused[topic.name] = _build_refusal(topic.name, code, QUOTA_EXCEEDED)
     pause_ms = throttle(request, quota)
     topics = [
         NewTopic(
@@ -75,25 +80,33 @@ def handle(broker: Broker, request: Request) -> Answer:
         for topic in body.topics
         if topic.name not in refused
     ]
+
+    def respond(
+        results: Sequence[responses.CreateTopicsCreatableTopicResult],
+    ) -> responses.CreateTopicsResponse:
+        shown = _hide_configs(broker, request, results)
+        return {"throttle_time_ms": pause_ms, "topics": [*shown, *refused.values()]}
+
     return broker.metadata.submit(
         lambda image: create_topics(
             image,
             topics,
-            new_id=broker.node.random_id,
+            new_id=broker.node.make_random_id,
             validate_only=body.validate_only,
             request_id=request.id,
         ),
-        lambda results: {
-            "throttle_time_ms": pause_ms,
-            "topics": [*_shown(broker, request, results), *refused.values()],
-        },
+        respond,
     )
 
 
-def _shown(broker: Broker, request: Request, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _hide_configs(
+    broker: Broker,
+    request: Request,
+    results: Sequence[responses.CreateTopicsCreatableTopicResult],
+) -> list[responses.CreateTopicsCreatableTopicResult]:
     """Hide the configs of new topics from a client that may not describe them."""
     created = {result["name"] for result in results if result["error_code"] is ErrorCode.none}
-    shown = broker.access.permitted(
+    shown = broker.access.filter_permitted(
         request, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, created, audited=False
     )
     return [
@@ -102,9 +115,11 @@ def _shown(broker: Broker, request: Request, results: list[dict[str, Any]]) -> l
     ]
 
 
-def _refused(name: str, code: int, message: str | None) -> dict[str, Any]:
+def _build_refusal(
+    name: str, code: int, message: str | None
+) -> responses.CreateTopicsCreatableTopicResult:
     return {"name": name, "error_code": code, "error_message": message, "configs": None}
 
 
-def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    return {"topics": [_refused(topic.name, code, message) for topic in request.body.topics]}
+def refuse(request: Request, code: int, message: str | None) -> responses.CreateTopicsResponse:
+    return {"topics": [_build_refusal(topic.name, code, message) for topic in request.body.topics]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.acls import Deletion
+from shoal.metadata.acls import AclDeleteResult
 from shoal.metadata.acls import delete as decide
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
@@ -12,15 +12,16 @@ from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.handlers import audited
 from shoal.server.handlers.describe_acls import (
     NO_AUTHORIZER,
-    entry_fields,
-    filter_of,
+    build_acl_fields,
     has_authorizer,
     has_unknown,
+    parse_filter,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.protocol.responses import security as responses
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
@@ -29,7 +30,7 @@ def read(version: int, frame: memoryview, at: int) -> Any:
     """Decode the body. Raises `WireError` for an element with the number of UNKNOWN, which closes
     the connection, as in Kafka."""
     body = codec.read_request(ApiKey.DELETE_ACLS, version, frame.toreadonly(), at)
-    if any(has_unknown(one) for one in body.filters):
+    if any(has_unknown(entry) for entry in body.filters):
         raise WireError("DeleteAcls has a filter with an UNKNOWN element")
     return body
 
@@ -37,17 +38,17 @@ def read(version: int, frame: memoryview, at: int) -> Any:
 def handle(broker: Broker, request: Request) -> Answer:
     if not has_authorizer(broker):
         raise ApiError(ErrorCode.security_disabled, NO_AUTHORIZER)
-    filters = [filter_of(one) for one in request.body.filters]
+    filters = [parse_filter(entry) for entry in request.body.filters]
 
-    def respond(outcomes: Sequence[Deletion]) -> dict[str, Any]:
+    def respond(outcomes: Sequence[AclDeleteResult]) -> responses.DeleteAclsResponse:
         deleted = dict.fromkeys(acl for outcome in outcomes for acl in outcome.deleted)
-        audited.changed(broker, request, map(str, deleted))
-        return {"filter_results": [_result(outcome) for outcome in outcomes]}
+        audited.log_changes(broker, request, map(str, deleted))
+        return {"filter_results": [_build_result(outcome) for outcome in outcomes]}
 
     return broker.security_records.submit(lambda image: decide(image, filters), respond)
 
 
-def _result(outcome: Deletion) -> dict[str, Any]:
+def _build_result(outcome: AclDeleteResult) -> responses.DeleteAclsFilterResult:
     code, message = outcome.refusal or (ErrorCode.none, None)
     return {
         "error_code": code,
@@ -59,13 +60,17 @@ def _result(outcome: Deletion) -> dict[str, Any]:
                 "resource_type": acl.resource_type,
                 "resource_name": acl.resource_name,
                 "pattern_type": acl.pattern_type,
+                **build_acl_fields(acl),
             }
-            | entry_fields(acl)
             for acl in outcome.deleted
         ],
     }
 
 
-def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    result = {"error_code": code, "error_message": message, "matching_acls": ()}
+def refuse(request: Request, code: int, message: str | None) -> responses.DeleteAclsResponse:
+    result: responses.DeleteAclsFilterResult = {
+        "error_code": code,
+        "error_message": message,
+        "matching_acls": (),
+    }
     return {"filter_results": [result] * len(request.body.filters)}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.server.handlers.share_group_state import for_each_partition
-from shoal.server.share.persister import answer_of
+from shoal.server.handlers.share_group_state import decide_each_partition
+from shoal.server.share.persister import build_answer
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import share as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    return for_each_partition(
-        broker, request, lambda shard, _, key, __: answer_of(shard.delete(key)), resets=True
+def handle(
+    broker: Broker, request: Request
+) -> BodyOrFuture[responses.DeleteShareGroupStateResponse]:
+    return decide_each_partition(
+        broker, request, lambda shard, _, key, __: build_answer(shard.delete(key)), resets=True
     )

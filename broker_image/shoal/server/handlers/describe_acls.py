@@ -10,8 +10,9 @@ from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import security as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 NO_AUTHORIZER = "No Authorizer is configured."
 
@@ -21,13 +22,13 @@ def has_authorizer(broker: Broker) -> bool:
     return bool(broker.config["authorizer.class.name"])
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> responses.DescribeAclsResponse:
     body = request.body
     if has_unknown(body):
         raise WireError("DescribeAcls has a filter with an UNKNOWN element")
     if not has_authorizer(broker):
         raise ApiError(ErrorCode.security_disabled, "No Authorizer is configured on the broker")
-    found = describe(broker.image.acls, filter_of(body))
+    matches = describe(broker.image.acls, parse_filter(body))
     return {
         "error_code": ErrorCode.none,
         "error_message": "",
@@ -36,9 +37,9 @@ def handle(broker: Broker, request: Request) -> Answer:
                 "resource_type": resource_type,
                 "resource_name": name,
                 "pattern_type": pattern_type,
-                "acls": [entry_fields(acl) for acl in acls],
+                "acls": [build_acl_fields(acl) for acl in acls],
             }
-            for (resource_type, name, pattern_type), acls in groupby(found, key=lambda a: a[:3])
+            for (resource_type, name, pattern_type), acls in groupby(matches, key=lambda a: a[:3])
         ],
     }
 
@@ -50,7 +51,7 @@ def has_unknown(body: Any) -> bool:
     )
 
 
-def filter_of(body: Any) -> AclFilter:
+def parse_filter(body: Any) -> AclFilter:
     """Return the filter of a request, or of one of its parts."""
     return AclFilter(
         ResourceType(body.resource_type_filter),
@@ -63,7 +64,7 @@ def filter_of(body: Any) -> AclFilter:
     )
 
 
-def entry_fields(acl: Acl) -> dict[str, Any]:
+def build_acl_fields(acl: Acl) -> responses.DescribeAclsAclDescription:
     """Return the fields of an entry without those of its pattern."""
     return {
         "principal": acl.principal,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.cluster_config import Listeners
@@ -10,42 +10,45 @@ from shoal.server.handlers import authorization
 from shoal.server.handlers import authorized_operations as operations
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import cluster as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 _BROKERS, _CONTROLLERS = 1, 2
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> responses.DescribeClusterResponse:
     body, image = request.body, broker.image
     endpoint_type = getattr(body, "endpoint_type", _BROKERS)
-    of_controllers = broker.served.kind(request.peer.listener) is Listeners.CONTROLLER
+    of_controllers = broker.served.get_kind(request.peer.listener) is Listeners.CONTROLLER
     if (endpoint_type == _CONTROLLERS) != of_controllers:
-        here, asked = ("controllers", "brokers") if of_controllers else ("brokers", "controllers")
+        served_kind, requested_kind = (
+            ("controllers", "brokers") if of_controllers else ("brokers", "controllers")
+        )
         raise ApiError(
             # Version 0 does not have the other error code.
             ErrorCode.mismatched_endpoint_type if request.version else ErrorCode.invalid_request,
-            f"This is an endpoint of {here}, and the request is for one of {asked}",
+            f"This is an endpoint of {served_kind}, and the request is for one of {requested_kind}",
         )
     if of_controllers:
         authorization.check_at_controllers(broker, request)
     fenced_too = getattr(body, "include_fenced_brokers", False)
-    results: list[dict[str, Any]] = []
-    for broker_id, known in sorted(image.brokers.items()):
-        endpoint = known.endpoint(request.peer.listener)
-        if endpoint is not None and (fenced_too or not known.fenced):
+    results: list[responses.DescribeClusterBroker] = []
+    for broker_id, registration in sorted(image.brokers.items()):
+        endpoint = registration.find_endpoint(request.peer.listener)
+        if endpoint is not None and (fenced_too or not registration.fenced):
             results.append(
                 {
                     "broker_id": broker_id,
                     "host": endpoint.host,
                     "port": endpoint.port,
-                    "rack": known.rack,
-                    "is_fenced": known.fenced,
+                    "rack": registration.rack,
+                    "is_fenced": registration.fenced,
                 }
             )
     controller_id = broker.controller_id
     if of_controllers:
-        results = _controllers(broker)
+        results = _list_controllers(broker)
         leader_id = broker.quorum.leader_id
         controller_id = -1 if leader_id is None else leader_id
     return {
@@ -54,13 +57,13 @@ def handle(broker: Broker, request: Request) -> Answer:
         "cluster_id": broker.cluster_id,
         "controller_id": controller_id,
         "brokers": results,
-        "cluster_authorized_operations": operations.on_cluster(broker, request)
+        "cluster_authorized_operations": operations.get_cluster_operations(broker, request)
         if body.include_cluster_authorized_operations
         else operations.NOT_ASKED,
     }
 
 
-def _controllers(broker: Broker) -> list[dict[str, Any]]:
+def _list_controllers(broker: Broker) -> list[responses.DescribeClusterBroker]:
     """The voters and their endpoints for controllers (KIP-919)."""
     return [
         {"broker_id": voter.key.id, "host": e.host, "port": e.port, "rack": None}

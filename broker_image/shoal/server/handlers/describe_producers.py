@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.metadata import names
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
-from shoal.server.network.responses import absence
+from shoal.server.network.responses import missing_partition_error
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import cluster as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    permits = authorization.each(broker, request, ResourceType.TOPIC)
+def handle(broker: Broker, request: Request) -> responses.DescribeProducersResponse:
+    permits = authorization.make_checker(broker, request, ResourceType.TOPIC)
     return {
         "topics": [
             {
                 "name": topic.name,
                 "partitions": [
-                    _result(broker, topic.name, i, permits(topic.name))
+                    _build_result(broker, topic.name, i, permits(topic.name))
                     for i in topic.partition_indexes
                 ],
             }
@@ -31,14 +32,19 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def _result(broker: Broker, topic: str, index: int, permitted: bool) -> dict[str, Any]:
-    partition = broker.partitions.by_name(topic, index)
-    result: dict[str, Any] = {"partition_index": index, "error_code": ErrorCode.none}
+def _build_result(
+    broker: Broker, topic: str, index: int, permitted: bool
+) -> responses.DescribeProducersPartitionResponse:
+    partition = broker.partitions.find_by_name(topic, index)
+    result: responses.DescribeProducersPartitionResponse = {
+        "partition_index": index,
+        "error_code": ErrorCode.none,
+    }
     if not permitted:
         return result | {"error_code": ErrorCode.topic_authorization_failed}
     if partition is None:
-        code, _ = absence(broker.image, topic, None, index)
-        if names.invalid_topic(topic):
+        code, _ = missing_partition_error(broker.image, topic, None, index)
+        if names.find_topic_name_error(topic):
             code = ErrorCode.invalid_topic_exception
         return result | {"error_code": code, "error_message": f"{topic}-{index} is not here"}
     if not partition.is_leader:

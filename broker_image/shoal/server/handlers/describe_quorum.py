@@ -6,56 +6,59 @@ KIP-853).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import quorum as responses
     from shoal.server.broker import Broker
-    from shoal.server.cluster.quorum import Quorum, ReplicaState
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.cluster.quorum import MetadataQuorum, ReplicaState
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    topics = [
+def handle(broker: Broker, request: Request) -> responses.DescribeQuorumResponse:
+    topics: list[responses.DescribeQuorumTopicData] = [
         {
             "topic_name": topic.topic_name,
             "partitions": [
-                _result(broker.quorum, topic.topic_name, partition.partition_index)
+                _build_result(broker.quorum, topic.topic_name, partition.partition_index)
                 for partition in topic.partitions
             ],
         }
         for topic in request.body.topics
     ]
-    whole = all(p["error_code"] is ErrorCode.none for t in topics for p in t["partitions"])
+    is_complete = all(p["error_code"] is ErrorCode.none for t in topics for p in t["partitions"])
     return {
         "error_code": ErrorCode.none,
         "topics": topics,
-        "nodes": _nodes(broker) if whole else [],
+        "nodes": _list_nodes(broker) if is_complete else [],
     }
 
 
-def _result(quorum: Quorum, topic: str, index: int) -> dict[str, Any]:
+def _build_result(
+    quorum: MetadataQuorum, topic: str, index: int
+) -> responses.DescribeQuorumPartitionData:
     if (topic, index) != (METADATA_TOPIC, 0):
         return {
             "partition_index": index,
             "error_code": ErrorCode.unknown_topic_or_partition,
             "error_message": f"{METADATA_TOPIC}-0 alone has a quorum",
         }
-    voters, observers = quorum.replicas()
+    voters, observers = quorum.get_replica_states()
     return {
         "partition_index": index,
         "error_code": ErrorCode.none,
         "leader_id": quorum.local.id,
         "leader_epoch": quorum.epoch,
         "high_watermark": quorum.high_watermark,
-        "current_voters": [_replica(state) for state in voters],
-        "observers": [_replica(state) for state in observers],
+        "current_voters": [_build_replica(state) for state in voters],
+        "observers": [_build_replica(state) for state in observers],
     }
 
 
-def _replica(state: ReplicaState) -> dict[str, Any]:
+def _build_replica(state: ReplicaState) -> responses.DescribeQuorumReplicaState:
     return {
         "replica_id": state.key.id,
         "replica_directory_id": state.key.directory_id,
@@ -65,17 +68,17 @@ def _replica(state: ReplicaState) -> dict[str, Any]:
     }
 
 
-def _nodes(broker: Broker) -> list[dict[str, Any]]:
+def _list_nodes(broker: Broker) -> list[responses.DescribeQuorumNode]:
     """The endpoints of the voters."""
-    results = []
+    results: list[responses.DescribeQuorumNode] = []
     for voter in broker.quorum.raft.voters.latest:
         endpoints = voter.endpoints
         if voter.key.id == broker.node_id:
-            endpoints = broker.registration.quorum_endpoints()
+            endpoints = broker.registration.get_quorum_endpoints()
         results.append(
             {
                 "node_id": voter.key.id,
-                "listeners": [e._asdict() for e in endpoints],
+                "listeners": [{"name": e.name, "host": e.host, "port": e.port} for e in endpoints],
             }
         )
     return results

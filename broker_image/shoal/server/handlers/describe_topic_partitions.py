@@ -7,10 +7,10 @@ the first partition of the next page, which may have been deleted since.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
-from shoal.metadata.names import invalid_topic
+from shoal.metadata.names import find_topic_name_error
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization, authorized_operations
@@ -18,8 +18,9 @@ from shoal.server.handlers.metadata import is_internal
 from shoal.server.network.pieces import PIECE_ENTRIES
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import cluster as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -31,73 +32,82 @@ def handle(broker: Broker, request: Request) -> Answer:
         )
     names = sorted({topic.name for topic in body.topics})
     if len(names) <= PIECE_ENTRIES:
-        describes = authorization.each(broker, request, ResourceType.TOPIC)
+        describes = authorization.make_checker(broker, request, ResourceType.TOPIC)
         return _answer(broker, request, names, set(filter(describes, names or image.topics)))
     request.is_in_pieces = True
     return asyncio.ensure_future(_answer_later(broker, request, names))
 
 
-async def _answer_later(broker: Broker, request: Request, names: list[str]) -> Body:
+async def _answer_later(
+    broker: Broker, request: Request, names: list[str]
+) -> responses.DescribeTopicPartitionsResponse:
     """Look at the permissions of many names in turns: a refusal is audited."""
-    describes = authorization.each(broker, request, ResourceType.TOPIC)
+    describes = authorization.make_checker(broker, request, ResourceType.TOPIC)
     permitted: set[str] = set()
-    for at in range(0, len(names), PIECE_ENTRIES):
-        permitted.update(filter(describes, names[at : at + PIECE_ENTRIES]))
+    for start in range(0, len(names), PIECE_ENTRIES):
+        permitted.update(filter(describes, names[start : start + PIECE_ENTRIES]))
         await asyncio.sleep(0)
     return _answer(broker, request, names, permitted)
 
 
-def _answer(broker: Broker, request: Request, names: list[str], permitted: set[str]) -> Body:
+def _answer(
+    broker: Broker, request: Request, names: list[str], permitted: set[str]
+) -> responses.DescribeTopicPartitionsResponse:
     """Return the page of the requested `names`, or of all topics, that a client may describe."""
     body, image = request.body, broker.image
     # After the page, as in Kafka, and the same for topics that do not exist.
-    refused = [_unauthorized(name) for name in names if name not in permitted]
+    refused_names = [name for name in names if name not in permitted]
     first_topic, first = "", 0
     if body.cursor is not None:
         first_topic, first = body.cursor.topic_name, body.cursor.partition_index
     limit = image.broker_config["max.request.partition.size.limit"]
     room = max(1, min(body.response_partition_limit, limit))
-    results, cursor = _page(image, sorted(permitted), (first_topic, first), room)
+    results, cursor = _build_page(image, sorted(permitted), (first_topic, first), room)
     for result in results:
-        operations = authorized_operations.on_topic(broker, request, result["name"])
+        operations = authorized_operations.get_topic_operations(
+            broker, request, result["name"] or ""
+        )
         result["topic_authorized_operations"] = operations
     return {
-        "topics": results + [result for result in refused if result["name"] >= first_topic],
+        "topics": results + [_refuse_topic(name) for name in refused_names if name >= first_topic],
         "next_cursor": cursor,
     }
 
 
-def _page(
-    image: MetadataImage, wanted: list[str], begin: tuple[str, int], room: int
-) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+def _build_page(
+    image: MetadataImage, topic_names: list[str], begin: tuple[str, int], room: int
+) -> tuple[
+    list[responses.DescribeTopicPartitionsResponseTopic],
+    responses.DescribeTopicPartitionsCursor | None,
+]:
     """Return the topics of one page that starts at a topic's partition and has `room` for that many
     partitions, and the cursor of the next page."""
     first_topic, first = begin
-    results: list[dict[str, Any]] = []
-    for name in wanted:
+    results: list[responses.DescribeTopicPartitionsResponseTopic] = []
+    for name in topic_names:
         if name < first_topic:
             continue
         if room <= 0:
             return results, {"topic_name": name, "partition_index": 0}
         topic = image.topics.get(name)
         if topic is None:
-            results.append(_unknown(name))
+            results.append(_build_unknown(name))
             continue
         start = first if name == first_topic else 0
         stop = min(len(topic.partitions), start + room)
-        results.append(_result(image, topic, start, stop))
+        results.append(_build_result(image, topic, start, stop))
         room -= max(0, stop - start)
         if stop < len(topic.partitions):
             return results, {"topic_name": name, "partition_index": stop}
     return results, None
 
 
-def _unauthorized(name: str) -> dict[str, Any]:
+def _refuse_topic(name: str) -> responses.DescribeTopicPartitionsResponseTopic:
     return {"error_code": ErrorCode.topic_authorization_failed, "name": name}
 
 
-def _unknown(name: str) -> dict[str, Any]:
-    invalid = invalid_topic(name) is not None
+def _build_unknown(name: str) -> responses.DescribeTopicPartitionsResponseTopic:
+    invalid = find_topic_name_error(name) is not None
     return {
         "error_code": (
             ErrorCode.invalid_topic_exception if invalid else ErrorCode.unknown_topic_or_partition
@@ -107,8 +117,10 @@ def _unknown(name: str) -> dict[str, Any]:
     }
 
 
-def _result(image: MetadataImage, topic: TopicImage, start: int, stop: int) -> dict[str, Any]:
-    results = []
+def _build_result(
+    image: MetadataImage, topic: TopicImage, start: int, stop: int
+) -> responses.DescribeTopicPartitionsResponseTopic:
+    results: list[responses.DescribeTopicPartitionsResponsePartition] = []
     for index in range(start, stop):
         partition = topic.partitions[index]
         leads = partition.leader != NO_LEADER
@@ -134,5 +146,7 @@ def _result(image: MetadataImage, topic: TopicImage, start: int, stop: int) -> d
     }
 
 
-def refuse(request: Request, code: int, _message: str | None) -> dict[str, Any]:
+def refuse(
+    request: Request, code: int, _message: str | None
+) -> responses.DescribeTopicPartitionsResponse:
     return {"topics": [{"error_code": code, "name": t.name} for t in request.body.topics]}

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from shoal.protocol.responses import transactions as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    permits = authorization.each(broker, request, ResourceType.TRANSACTIONAL_ID)
-    describes = authorization.each(broker, request, ResourceType.TOPIC)
+def handle(broker: Broker, request: Request) -> responses.DescribeTransactionsResponse:
+    permits = authorization.make_checker(broker, request, ResourceType.TRANSACTIONAL_ID)
+    describes = authorization.make_checker(broker, request, ResourceType.TOPIC)
     return {
         "transaction_states": [
-            _result(broker, i, describes)
+            _build_result(broker, i, describes)
             if permits(i)
             else {
                 "transactional_id": i,
@@ -31,9 +30,9 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def _result(
+def _build_result(
     broker: Broker, transactional_id: str, describes: authorization.Permits
-) -> Mapping[str, Any]:
+) -> responses.DescribeTransactionsTransactionState:
     """One transaction, without topics that the client may not describe."""
     try:
         result = broker.transactions.describe(transactional_id)

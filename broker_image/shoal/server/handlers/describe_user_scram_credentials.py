@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.metadata.scram_credentials import describe
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import security as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> responses.DescribeUserScramCredentialsResponse:
     users = request.body.users
     return {
         "error_code": ErrorCode.none,
@@ -23,7 +24,17 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+def refuse(
+    request: Request, code: int, message: str | None
+) -> responses.DescribeUserScramCredentialsResponse:
     """Return the error for the request and, as Kafka, for each user without a name."""
-    error = {"error_code": code, "error_message": message}
-    return {**error, "results": [{"user": "", **error} for _ in request.body.users or ()]}
+    result: responses.DescribeUserScramCredentialsResult = {
+        "user": "",
+        "error_code": code,
+        "error_message": message,
+    }
+    return {
+        "error_code": code,
+        "error_message": message,
+        "results": [result for _ in request.body.users or ()],
+    }

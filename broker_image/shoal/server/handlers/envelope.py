@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.protocol import frames
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.security import principals
-from shoal.security.authorizer import canonical_host
+from shoal.security.authorizer import canonicalize_host
 from shoal.security.principals import ForwardedPrincipal
-from shoal.server.network.api import Answer, Peer, Request
+from shoal.server.network.api import Peer, Request
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import quorum as responses
     from shoal.server.broker import Broker
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> asyncio.Future[responses.EnvelopeResponse]:
     if not broker.metadata.is_active:
         raise ApiError(ErrorCode.not_controller)
     return asyncio.ensure_future(_open(broker, request))
 
 
-async def _open(broker: Broker, request: Request) -> dict[str, Any]:
+async def _open(broker: Broker, request: Request) -> responses.EnvelopeResponse:
     body = request.body
     frame = bytes(body.request_data)
     sender = request.peer
-    client = _client(broker, request)
+    client = _find_client(broker, request)
     if client is None:
         return {"error_code": ErrorCode.principal_deserialization_failure, "response_data": None}
     peer = Peer(
-        _host(body.client_host_address),
+        _format_host(body.client_host_address),
         0,
         sender.listener,
         client.principal,
@@ -47,11 +48,11 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
         return {"error_code": ErrorCode.invalid_request, "response_data": None}
     key, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
     correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
-    head = frames.response_head(key, version, correlation_id)
+    head = frames.build_response_head(key, version, correlation_id)
     return {"error_code": ErrorCode.none, "response_data": head + response}
 
 
-def _client(broker: Broker, request: Request) -> ForwardedPrincipal | None:
+def _find_client(broker: Broker, request: Request) -> ForwardedPrincipal | None:
     """The principal of the client that sent the request to another node, or None if the Envelope
     has none that can be read. Nodes of earlier versions send none, which is enough without an
     authorizer."""
@@ -64,6 +65,6 @@ def _client(broker: Broker, request: Request) -> ForwardedPrincipal | None:
         return None
 
 
-def _host(packed: bytes) -> str:
+def _format_host(packed: bytes) -> str:
     family = {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(packed))
-    return "" if family is None else canonical_host(socket.inet_ntop(family, packed))
+    return "" if family is None else canonicalize_host(socket.inet_ntop(family, packed))

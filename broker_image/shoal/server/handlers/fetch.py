@@ -21,8 +21,8 @@ from shoal.record.batch import CorruptBatch
 from shoal.security.acls import Operation, ResourceType
 from shoal.server.authorization import CHANGES
 from shoal.server.handlers.range_fetch import RangeFetch
-from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
-from shoal.server.network.responses import absence, leader_endpoints
+from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, FetchCursor, FetchSession
+from shoal.server.network.responses import list_leader_endpoints, missing_partition_error
 from shoal.server.replication import replica_fetch, replica_selector
 
 if TYPE_CHECKING:
@@ -39,16 +39,16 @@ _Entry = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    replica_id = replica_fetch.replica_of(request.body)
+    replica_id = replica_fetch.get_replica_id(request.body)
     if replica_id >= 0:
-        return _of_follower(broker, request, replica_id)
+        return _handle_follower(broker, request, replica_id)
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
         request.body, request.version, now_ms
     )
-    fetch = _Fetch(broker, request, session, incremental, cursors)
-    max_wait_ms = replica_fetch.max_wait_ms(request.body)
-    if not cursors or max_wait_ms <= 0 or fetch.satisfied():
+    fetch = _ConsumerFetch(broker, request, session, incremental, cursors)
+    max_wait_ms = replica_fetch.get_max_wait_ms(request.body)
+    if not cursors or max_wait_ms <= 0 or fetch.is_satisfied():
         if len(cursors) <= TURN_CURSORS_MAX:
             return fetch.read()
         request.is_in_pieces = True
@@ -63,24 +63,24 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-async def _read_later(fetch: _Fetch) -> Body:
+async def _read_later(fetch: _ConsumerFetch) -> Body:
     """Read in the next turn: decoding a request of many partitions takes one of its own."""
     await asyncio.sleep(0)
     return fetch.read()
 
 
-def _of_follower(broker: Broker, request: Request, replica_id: int) -> Answer:
+def _handle_follower(broker: Broker, request: Request, replica_id: int) -> Answer:
     """Fetch for a broker, which needs CLUSTER_ACTION."""
     if not broker.access.enabled:
         return broker.replica_fetches.handle(request, replica_id)
 
-    def refusal() -> Body | None:
-        return _follower_refusal(broker, request)
+    def check_access() -> Body | None:
+        return _refuse_follower(broker, request)
 
-    return refusal() or broker.replica_fetches.handle(request, replica_id, refusal)
+    return check_access() or broker.replica_fetches.handle(request, replica_id, check_access)
 
 
-def _follower_refusal(broker: Broker, request: Request) -> Body | None:
+def _refuse_follower(broker: Broker, request: Request) -> Body | None:
     """The response to a broker without CLUSTER_ACTION, or None if it has that."""
     if broker.access.allows_cluster(request, Operation.CLUSTER_ACTION):
         return None
@@ -91,7 +91,7 @@ def _follower_refusal(broker: Broker, request: Request) -> Body | None:
             "topic": "" if by_id else topic.topic,
             "topic_id": topic.topic_id if by_id else None,
             "partitions": [
-                _refusal(code) | {"partition_index": p.partition} for p in topic.partitions
+                _build_refusal(code) | {"partition_index": p.partition} for p in topic.partitions
             ],
         }
         for topic in request.body.topics
@@ -99,7 +99,7 @@ def _follower_refusal(broker: Broker, request: Request) -> Body | None:
     return {"error_code": ErrorCode.none, "session_id": 0, "responses": topics}
 
 
-class _Fetch:
+class _ConsumerFetch:
     """A request, the partitions that it waits for, and its response."""
 
     __slots__ = (
@@ -128,9 +128,9 @@ class _Fetch:
         self,
         broker: Broker,
         request: Request,
-        session: Session | None,
+        session: FetchSession | None,
         incremental: bool,
-        cursors: list[Cursor],
+        cursors: list[FetchCursor],
     ) -> None:
         body = request.body
         self._broker = broker
@@ -146,7 +146,7 @@ class _Fetch:
         self._min_bytes: int = body.min_bytes
         self._max_bytes: int = min(body.max_bytes, broker.image.broker_config["fetch.max.bytes"])
         self._leaders: set[int] | None = None
-        room = broker.quotas.fetch_bytes_max(request)
+        room = broker.quotas.compute_fetch_bytes_max(request)
         if room is not None:
             self._max_bytes = min(self._max_bytes, room)
             self._min_bytes = min(self._min_bytes, room)
@@ -161,23 +161,26 @@ class _Fetch:
         self.awaits_store = False
         self.keys: list[Any] = []
 
-    def satisfied(self) -> bool:
+    def is_satisfied(self) -> bool:
         """Whether to answer at once. Otherwise sets what the request waits for."""
         self._partitions, self.keys = [], []
         self.awaits_store = False
         find = self._broker.partitions.find
         available = 0
-        for cursor in self._cursors if self._generation is None else self._permitted():
+        for cursor in self._cursors if self._generation is None else self._find_permitted():
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if (
                 partition is None
-                or self._epoch_error(partition, cursor.current_leader_epoch)
-                or (cursor.key_ranges is not None and self._ranges.refusal(partition, cursor))
+                or self._get_epoch_error(partition, cursor.current_leader_epoch)
+                or (
+                    cursor.key_ranges is not None
+                    and self._ranges.check_partition(partition, cursor)
+                )
             ):
                 return True
             if (
                 self._rack
-                and replica_selector.replica_for(
+                and replica_selector.select_replica(
                     self._broker.image, partition, self._rack, cursor.fetch_offset
                 )
                 is not None
@@ -187,10 +190,10 @@ class _Fetch:
             limit = partition.last_stable_offset if self._committed else partition.high_watermark
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 return True
-            if cursor.last_fetched_epoch >= 0 and _diverges(partition, cursor):
+            if cursor.last_fetched_epoch >= 0 and _has_diverged(partition, cursor):
                 return True
             if offset < limit:
-                available += self._available(partition, cursor, limit)
+                available += self._count_available(partition, cursor, limit)
             elif cursor.last_sent is not None and self._incremental:
                 # In a session, the client gets a high watermark that has advanced without records.
                 if cursor.last_sent != (partition.high_watermark, log.log_start_offset):
@@ -202,13 +205,13 @@ class _Fetch:
         self._base_bytes = available - sum(p.bytes_committed for p in self._partitions)
         return available >= self._min_bytes or not self._partitions
 
-    def _permitted(self) -> list[Cursor]:
+    def _find_permitted(self) -> list[FetchCursor]:
         """The partitions that it may wait for. A refused one does not end the wait for others, as
         in Kafka."""
         self.keys.append(CHANGES)
         return [cursor for cursor in self._cursors if self._permits(cursor)]
 
-    def _permits(self, cursor: Cursor) -> bool:
+    def _permits(self, cursor: FetchCursor) -> bool:
         """Whether the client may read the cursor's topic."""
         broker, name = self._broker, cursor.name
         if cursor.topic_id is not None:
@@ -216,28 +219,28 @@ class _Fetch:
             if topic is None:
                 return True  # The response names no topic.
             name = topic.name
-        found = self._allowed.get(name)
-        if found is None:
-            found = self._allowed[name] = broker.access.allows(
+        allowed = self._allowed.get(name)
+        if allowed is None:
+            allowed = self._allowed[name] = broker.access.allows(
                 self._request, Operation.READ, ResourceType.TOPIC, name
             )
-        return found
+        return allowed
 
-    def _available(self, partition: Partition, cursor: Cursor, limit: int) -> int:
+    def _count_available(self, partition: Partition, cursor: FetchCursor, limit: int) -> int:
         """The bytes that can be read now, counted up to `min_bytes`. Notes if the store has to be
         awaited."""
         log = partition.log
         try:
             if cursor.key_ranges is not None:
-                found = self._ranges.look(partition, cursor, limit, self._max_bytes)
-                self.awaits_store |= found.next_offset < min(limit, log.local_start_offset)
-                if found.is_cut or self._ranges.holds_enough:
+                range_read = self._ranges.look_ahead(partition, cursor, limit, self._max_bytes)
+                self.awaits_store |= range_read.next_offset < min(limit, log.local_start_offset)
+                if range_read.is_cut or self._ranges.holds_enough:
                     return max(1, self._min_bytes)
-                return found.size
+                return range_read.size
             if self._min_bytes <= 1 and cursor.fetch_offset >= log.local_start_offset:
                 return 1
-            wanted = min(cursor.max_bytes, self._min_bytes)
-            size = len(log.slice(cursor.fetch_offset, wanted, max_offset=limit).data)
+            size_max = min(cursor.max_bytes, self._min_bytes)
+            size = len(log.read_slice(cursor.fetch_offset, size_max, max_offset=limit).data)
         except (OSError, LogOffline, CorruptBatch):
             return max(1, self._min_bytes)  # the response reports the error
         self.awaits_store |= not size
@@ -258,41 +261,41 @@ class _Fetch:
             if self._generation is not None and not all(map(self._permits, self._cursors)):
                 return self.read()
             self._generation = generation
-        if any(p.log.offline or self._epoch_error(p, -1) for p in partitions):
+        if any(p.log.offline or self._get_epoch_error(p, -1) for p in partitions):
             return self.read()
         if self._committed or self.awaits_store or self._range_fetch is not None:
             # Open transactions advance the high watermark, but this request gets none of it.
-            return self.read() if self.satisfied() else None
+            return self.read() if self.is_satisfied() else None
         if self._base_bytes + sum(p.bytes_committed for p in partitions) < self._min_bytes:
             return None
         return self.read()
 
     def read(self) -> Body:
         """The response, with as many whole batches as the request's limits allow."""
-        left = min(self._max_bytes, self._broker.response_limits.fetch_bytes_max())
-        entries: list[tuple[Cursor, _Entry]] = []
+        bytes_left = min(self._max_bytes, self._broker.response_limits.compute_fetch_bytes_max())
+        entries: list[tuple[FetchCursor, _Entry]] = []
         find = self._broker.partitions.find
-        topics = self._broker.metrics.topic
+        topics = self._broker.metrics.get_topic_meter
         found_any = False
         checked = self._generation is not None
         for cursor in self._cursors:
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if checked and not self._permits(cursor):
-                entry = _refusal(ErrorCode.topic_authorization_failed)
+                entry = _build_refusal(ErrorCode.topic_authorization_failed)
             elif partition is None:
-                entry = self._absent(cursor)
+                entry = self._refuse_absent(cursor)
             else:
-                entry = self._read_one(partition, cursor, left, min_one=not found_any)
+                entry = self._read_one(partition, cursor, bytes_left, min_one=not found_any)
                 size = len(entry["records"])
                 if size:
                     found_any = True
-                    left -= size
+                    bytes_left -= size
                 meter = topics(partition.topic)
                 meter.fetches += 1
                 meter.bytes_out += size
                 if entry["error_code"]:
                     meter.failed_fetches += 1
-            if self._tells(cursor, entry):
+            if self._should_include(cursor, entry):
                 entries.append((cursor, entry))
         session = self._session
         for cursor, entry in entries:
@@ -301,39 +304,43 @@ class _Fetch:
         body: _Entry = {
             "error_code": ErrorCode.none,
             "session_id": 0 if session is None or not session.cursors else session.id,
-            "responses": self._by_topic(entries),
+            "responses": self._group_by_topic(entries),
         }
-        return body if self._leaders is None else body | {"node_endpoints": self._endpoints()}
+        return body if self._leaders is None else body | {"node_endpoints": self._list_endpoints()}
 
-    def _endpoints(self) -> list[_Entry]:
+    def _list_endpoints(self) -> list[_Entry]:
         """The endpoints of the leaders that errors in the response name."""
-        return leader_endpoints(
+        return list_leader_endpoints(
             self._broker.image, self._request.peer.listener, self._leaders or ()
         )
 
-    def _epoch_error(self, partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
+    def _get_epoch_error(self, partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
         """The error of a partition that cannot be read here. A client with a rack may read from a
         follower."""
         if self._rack and not partition.is_leader and partition.leader_id >= 0:
-            return partition.known_epoch_error(current_leader_epoch)
-        return partition.epoch_error(current_leader_epoch)
+            return partition.find_known_epoch_error(current_leader_epoch)
+        return partition.find_epoch_error(current_leader_epoch)
 
-    def _absent(self, cursor: Cursor) -> _Entry:
+    def _refuse_absent(self, cursor: FetchCursor) -> _Entry:
         """The refusal of a partition that has no replica here."""
         topic_id = cursor.topic_id if self._by_id else None
-        code, elsewhere = absence(self._broker.image, cursor.name, topic_id, cursor.index)
+        code, elsewhere = missing_partition_error(
+            self._broker.image, cursor.name, topic_id, cursor.index
+        )
         if elsewhere is None:
-            return _refusal(code)
-        return _refusal(code) | self._led_by(elsewhere.leader, elsewhere.leader_epoch)
+            return _build_refusal(code)
+        return _build_refusal(code) | self._build_leader_hint(
+            elsewhere.leader, elsewhere.leader_epoch
+        )
 
-    def _led_by(self, leader_id: int, leader_epoch: int) -> _Entry:
+    def _build_leader_hint(self, leader_id: int, leader_epoch: int) -> _Entry:
         """The part of a refusal that sends a client to the leader (KIP-951)."""
         if self._version < _LEADERS_FROM:
             return {}
         self._leaders = {*(self._leaders or ()), leader_id}
         return {"current_leader": {"leader_id": leader_id, "leader_epoch": leader_epoch}}
 
-    def _tells(self, cursor: Cursor, entry: _Entry) -> bool:
+    def _should_include(self, cursor: FetchCursor, entry: _Entry) -> bool:
         """Whether the response has this partition. Later responses of a session have only
         partitions with changes."""
         offsets = (entry["high_watermark"], entry["log_start_offset"])
@@ -351,16 +358,16 @@ class _Fetch:
         return bool(new)
 
     def _read_one(
-        self, partition: Partition, cursor: Cursor, left: int, *, min_one: bool
+        self, partition: Partition, cursor: FetchCursor, bytes_left: int, *, min_one: bool
     ) -> _Entry:
-        refused = self._unreadable(partition, cursor)
+        refused = self._refuse_unreadable(partition, cursor)
         if refused is not None:
             return refused
         log, offset = partition.log, cursor.fetch_offset
         # Behind the log end, a fetcher that says its epoch learns where its log diverges.
         is_behind = offset > log.log_end_offset and cursor.last_fetched_epoch < 0
         if offset < log.log_start_offset or is_behind:
-            return _refusal(ErrorCode.offset_out_of_range)
+            return _build_refusal(ErrorCode.offset_out_of_range)
         entry: _Entry = {
             "partition_index": cursor.index,
             "error_code": ErrorCode.none,
@@ -372,7 +379,7 @@ class _Fetch:
         }
         if self._rack and (
             (
-                replica := replica_selector.replica_for(
+                replica := replica_selector.select_replica(
                     self._broker.image, partition, self._rack, offset
                 )
             )
@@ -380,59 +387,61 @@ class _Fetch:
         ):
             return entry | {"preferred_read_replica": replica}
         if cursor.last_fetched_epoch >= 0:
-            diverged = _diverged(partition, cursor, entry)
+            diverged = _build_diverged(partition, cursor, entry)
             if diverged is not None:
                 return diverged
-        size_max = min(cursor.max_bytes, max(left, 0))
+        size_max = min(cursor.max_bytes, max(bytes_left, 0))
         limit = entry["last_stable_offset" if self._committed else "high_watermark"]
         try:
             next_offset = self._fill(entry, partition, cursor, limit, size_max, min_one)
         except OffsetOutOfRange:
-            return _refusal(ErrorCode.offset_out_of_range)
+            return _build_refusal(ErrorCode.offset_out_of_range)
         except (OSError, LogOffline, CorruptBatch):
-            return _refusal(ErrorCode.kafka_storage_error)
+            return _build_refusal(ErrorCode.kafka_storage_error)
         if self._committed:
             entry["aborted_transactions"] = [
                 {"producer_id": a.producer_id, "first_offset": a.first_offset}
-                for a in log.aborted_transactions(offset, next_offset)
+                for a in log.find_aborted_transactions(offset, next_offset)
             ]
         return entry
 
-    def _unreadable(self, partition: Partition, cursor: Cursor) -> _Entry | None:
+    def _refuse_unreadable(self, partition: Partition, cursor: FetchCursor) -> _Entry | None:
         """The refusal of a partition that cannot be read here, or not by key ranges."""
-        code = self._epoch_error(partition, cursor.current_leader_epoch)
+        code = self._get_epoch_error(partition, cursor.current_leader_epoch)
         if code is not None:
-            return _refusal(code) | self._led_by(partition.leader_id, partition.leader_epoch)
+            return _build_refusal(code) | self._build_leader_hint(
+                partition.leader_id, partition.leader_epoch
+            )
         if cursor.key_ranges is not None:
-            refused = self._ranges.refusal(partition, cursor)
+            refused = self._ranges.check_partition(partition, cursor)
             if refused is not None:
-                return _refusal(refused.code) | {"error_message": refused.message}
+                return _build_refusal(refused.code) | {"error_message": refused.message}
         return None
 
     def _fill(
         self,
         entry: _Entry,
         partition: Partition,
-        cursor: Cursor,
+        cursor: FetchCursor,
         limit: int,
         size_max: int,
         min_one: bool,
     ) -> int:
         """Add the records to a partition's entry. Return the offset behind them, or from which to
-        read on. Raises what `Log.slice` raises."""
+        read on. Raises what `Log.read_slice` raises."""
         offset = cursor.fetch_offset
         if cursor.key_ranges is not None:
-            found = self._ranges.read(partition, cursor, limit, size_max, min_one=min_one)
-            entry["records"], entry["next_offset"] = found.data, found.next_offset
-            return found.next_offset
+            range_read = self._ranges.read(partition, cursor, limit, size_max, min_one=min_one)
+            entry["records"], entry["next_offset"] = range_read.data, range_read.next_offset
+            return range_read.next_offset
         if offset >= limit or (size_max <= 0 and not min_one):
             return offset
-        entry["records"], next_offset = partition.log.slice(
+        entry["records"], next_offset = partition.log.read_slice(
             offset, size_max, max_offset=limit, min_one=min_one
         )
         return next_offset
 
-    def _by_topic(self, entries: list[tuple[Cursor, _Entry]]) -> list[_Entry]:
+    def _group_by_topic(self, entries: list[tuple[FetchCursor, _Entry]]) -> list[_Entry]:
         topics: dict[Any, _Entry] = {}
         for cursor, entry in entries:
             entry["partition_index"] = cursor.index
@@ -444,33 +453,33 @@ class _Fetch:
         return list(topics.values())
 
 
-def _diverged(partition: Partition, cursor: Cursor, entry: _Entry) -> _Entry | None:
+def _build_diverged(partition: Partition, cursor: FetchCursor, entry: _Entry) -> _Entry | None:
     """The response of a partition from which the fetcher's log has diverged, made from `entry`.
     None if the log has not diverged."""
     try:
-        divergence = partition.divergence(
+        divergence = partition.find_divergence(
             fetch_offset=cursor.fetch_offset, last_fetched_epoch=cursor.last_fetched_epoch
         )
     except OffsetOutOfRange:
-        return _refusal(ErrorCode.offset_out_of_range)
+        return _build_refusal(ErrorCode.offset_out_of_range)
     if divergence is None:
         return None
     entry["diverging_epoch"] = divergence._asdict()
     return entry
 
 
-def _diverges(partition: Partition, cursor: Cursor) -> bool:
+def _has_diverged(partition: Partition, cursor: FetchCursor) -> bool:
     """Whether the fetcher's log has diverged from the partition's."""
     try:
-        found = partition.divergence(
+        divergence = partition.find_divergence(
             fetch_offset=cursor.fetch_offset, last_fetched_epoch=cursor.last_fetched_epoch
         )
     except OffsetOutOfRange:
         return True
-    return found is not None
+    return divergence is not None
 
 
-def _refusal(code: ErrorCode) -> _Entry:
+def _build_refusal(code: ErrorCode) -> _Entry:
     return {
         "error_code": code,
         "high_watermark": -1,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.coordinator.group.classic_requests import HeartbeatRequest
-from shoal.coordinator.group.groups import code
+from shoal.coordinator.group.classic.requests import HeartbeatRequest
+from shoal.coordinator.group.groups import make_error_response
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import groups as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.HeartbeatResponse]:
     body = request.body
     if not body.group_id:
-        return code(ErrorCode.invalid_group_id)
+        return make_error_response(ErrorCode.invalid_group_id)
     heartbeat = HeartbeatRequest(
         body.group_id,
         body.generation_id,
@@ -29,7 +30,9 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def refuse(_request: Request, error: ErrorCode, _message: str | None) -> Body:
+def refuse(
+    _request: Request, error: ErrorCode, _message: str | None
+) -> responses.HeartbeatResponse:
     """While the group is loading, heartbeats succeed: no session can expire."""
     loading = error is ErrorCode.coordinator_load_in_progress
-    return code(ErrorCode.none if loading else error)
+    return make_error_response(ErrorCode.none if loading else error)

@@ -1,64 +1,72 @@
-"""The key ranges of OffsetCommit and TxnOffsetCommit (`coordinator.group.individual_commit`)."""
+"""The key ranges of OffsetCommit and TxnOffsetCommit.
+
+`coordinator.group.offsets.individual_commit` decides about them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from shoal.coordinator.group import individual_commit
+from shoal.coordinator.group.offsets import individual_commit
 from shoal.protocol.errors import ErrorCode
-from shoal.server.handlers.log_ends import high_watermarks
+from shoal.server.handlers.log_ends import fetch_high_watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shoal.coordinator.group.offsets import PartitionCommit, TopicCommit
+    from shoal.coordinator.group.offsets.requests import PartitionCommit, TopicCommit
+    from shoal.protocol.responses import groups as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body
+    from shoal.server.network.api import BodyOrFuture
 
-#: The partitions that are refused, by topic name.
-Refused = dict[str, list[dict[str, Any]]]
+    #: The partitions that are refused, by topic name.
+    Refused = dict[str, list[responses.OffsetCommitResponsePartition]]
+
+B = TypeVar("B")
 
 
-def contained(commits: Iterable[TopicCommit]) -> bool:
+def has_key_ranges(commits: Iterable[TopicCommit]) -> bool:
     """Whether a partition has key ranges."""
     return any(p.key_ranges for topic in commits for p in topic.partitions)
 
 
-async def within_log(
+async def filter_within_log(
     broker: Broker, commits: Sequence[TopicCommit]
 ) -> tuple[list[TopicCommit], Refused]:
     """Return the commits without offsets past the log end, and results for refused partitions.
 
     Such an offset would skip records that are not written yet. The leaders have the log ends.
     """
-    taken: list[TopicCommit] = []
+    accepted_commits: list[TopicCommit] = []
     refused: Refused = {}
-    ends = await asyncio.gather(*(_ends(broker, topic) for topic in commits))
+    ends = await asyncio.gather(*(_fetch_ends(broker, topic) for topic in commits))
     for topic, by_partition in zip(commits, ends, strict=True):
-        kept = []
+        accepted = []
         for p in topic.partitions:
-            result = _past_end(topic.name, p, by_partition.get(p.partition))
+            result = _refuse_past_end(topic.name, p, by_partition.get(p.partition))
             if result is None:
-                kept.append(p)
+                accepted.append(p)
             else:
                 refused.setdefault(topic.name, []).append(result)
-        if kept:
-            taken.append(topic._replace(partitions=kept))
-    return taken, refused
+        if accepted:
+            accepted_commits.append(topic._replace(partitions=accepted))
+    return accepted_commits, refused
 
 
-async def _ends(broker: Broker, commit: TopicCommit) -> dict[int, int]:
+async def _fetch_ends(broker: Broker, commit: TopicCommit) -> dict[int, int]:
     topic = broker.image.topics.get(commit.name)
     individual = [p.partition for p in commit.partitions if p.key_ranges]
     if topic is None or not individual:
         return {}
-    return await high_watermarks(broker, topic, individual)
+    return await fetch_high_watermarks(broker, topic, individual)
 
 
-def _past_end(topic: str, p: PartitionCommit, log_end: int | None) -> dict[str, Any] | None:
+def _refuse_past_end(
+    topic: str, p: PartitionCommit, log_end: int | None
+) -> responses.OffsetCommitResponsePartition | None:
     """Return the result of a partition whose commit is refused; None if it may be committed."""
-    end = individual_commit.end_of(p.key_ranges)
+    end = individual_commit.find_end(p.key_ranges)
     if not p.key_ranges or (log_end is not None and end <= log_end):
         return None
     if log_end is None:
@@ -77,14 +85,19 @@ def _past_end(topic: str, p: PartitionCommit, log_end: int | None) -> dict[str, 
     }
 
 
-async def settled(answer: Answer) -> Body:
+async def await_body(answer: BodyOrFuture[B]) -> B:
     """Return the body of an answer once it is complete."""
-    return cast("Body", await answer if isinstance(answer, asyncio.Future) else answer)
+    return cast("B", await answer if isinstance(answer, asyncio.Future) else answer)
 
 
-def refused_row(asked: Any, error: ErrorCode, message: str | None) -> dict[str, Any]:
+def build_refused_result(
+    partition: Any, error: ErrorCode, message: str | None
+) -> responses.OffsetCommitResponsePartition:
     """Return the result of a partition in a request that is refused as a whole."""
-    result: dict[str, Any] = {"partition_index": asked.partition_index, "error_code": error}
-    if individual_commit.ranges_of(asked):
+    result: responses.OffsetCommitResponsePartition = {
+        "partition_index": partition.partition_index,
+        "error_code": error,
+    }
+    if individual_commit.parse_key_ranges(partition):
         result["individual_commit"] = {"stable_offset": -1, "error_message": message}
     return result

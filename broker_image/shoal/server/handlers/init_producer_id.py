@@ -11,19 +11,20 @@ from shoal.coordinator.contract import ProducerIdAndEpoch
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import Operation, ResourceType
-from shoal.server.authorization import cluster
-from shoal.server.network.responses import old_epoch_error
+from shoal.server.authorization import build_cluster_permission
+from shoal.server.network.responses import downgrade_epoch_error
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import transactions as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
 NONE = -1
 #: The first version with PRODUCER_FENCED. Older clients get INVALID_PRODUCER_EPOCH.
 FENCED_SINCE = 4
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.InitProducerIdResponse]:
     body = request.body
     producer_id = getattr(body, "producer_id", NONE)
     epoch = getattr(body, "producer_epoch", NONE)
@@ -33,10 +34,10 @@ def handle(broker: Broker, request: Request) -> Answer:
         raise ApiError(ErrorCode.invalid_request)
     if body.transactional_id is None:
         # Without a transactional id there is no state of the old id, so a new one is assigned.
-        return broker.producer_ids.next()
+        return broker.producer_ids.allocate()
     expected = None if producer_id == NONE else ProducerIdAndEpoch(producer_id, epoch)
     return broker.transactions.init_producer_id(
-        body.transactional_id, codec.ms(body.transaction_timeout), expected
+        body.transactional_id, codec.to_ms(body.transaction_timeout), expected
     )
 
 
@@ -45,9 +46,11 @@ def _check_idempotent(broker: Broker, request: Request) -> None:
     any topic (KIP-679). Raises `ApiError`."""
     access = broker.access
     if access.enabled and not access.allows_any(request, Operation.WRITE, ResourceType.TOPIC):
-        access.require(request, cluster(Operation.IDEMPOTENT_WRITE))
+        access.require(request, build_cluster_permission(Operation.IDEMPOTENT_WRITE))
 
 
-def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
-    code = old_epoch_error(error, request.version, FENCED_SINCE)
+def refuse(
+    request: Request, error: ErrorCode, _message: str | None
+) -> responses.InitProducerIdResponse:
+    code = downgrade_epoch_error(error, request.version, FENCED_SINCE)
     return {"error_code": code, "producer_id": NONE, "producer_epoch": NONE}

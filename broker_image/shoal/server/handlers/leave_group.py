@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoal.coordinator.group.classic_requests import Leaver, LeaveRequest
-from shoal.coordinator.group.groups import code
+from shoal.coordinator.group.classic.requests import LeaveGroupRequest, LeavingMember
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.responses import mapped
+from shoal.server.network.responses import map_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from shoal.protocol.responses import groups as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
 BATCHES_SINCE = 3
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.LeaveGroupResponse]:
     body = request.body
     if not body.group_id:
-        return code(ErrorCode.invalid_group_id)
+        return {"error_code": ErrorCode.invalid_group_id}
     batch = request.version >= BATCHES_SINCE
     members = (
-        [Leaver(m.member_id, m.group_instance_id, getattr(m, "reason", None)) for m in body.members]
+        [
+            LeavingMember(m.member_id, m.group_instance_id, getattr(m, "reason", None))
+            for m in body.members
+        ]
         if batch
-        else [Leaver(body.member_id)]
+        else [LeavingMember(body.member_id)]
     )
-    leave = LeaveRequest(body.group_id, members)
+    leave = LeaveGroupRequest(body.group_id, members)
     reply = broker.groups.submit(
         body.group_id, lambda shard, now_ms, token: shard.classic.leave(leave, now_ms, token)
     )
-    return reply if batch else mapped(reply, _one)
+    return reply if batch else map_reply(reply, _unwrap_single)
 
 
-def _one(response: Mapping[str, Any]) -> Mapping[str, Any]:
+def _unwrap_single(response: responses.LeaveGroupResponse) -> responses.LeaveGroupResponse:
     """The response to a version of the request that has only one member."""
-    return code(response["error_code"] or response["members"][0]["error_code"])
+    return {"error_code": response["error_code"] or response["members"][0]["error_code"]}

@@ -8,13 +8,14 @@ from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import groups as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> responses.ListGroupsResponse:
     states = getattr(request.body, "states_filter", ())
     types = getattr(request.body, "types_filter", ())
-    groups = [g for s in broker.groups.all_shards() for g in s.list_groups(states, types)]
-    permits = authorization.each(broker, request, ResourceType.GROUP)
+    groups = [g for s in broker.groups.get_all_shards() for g in s.list_groups(states, types)]
+    permits = authorization.make_checker(broker, request, ResourceType.GROUP)
     return {"groups": [group for group in groups if permits(group["group_id"])]}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -26,15 +25,21 @@ from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import NO_EPOCH, Partition
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
-from shoal.server.network.api import Remainder
+from shoal.server.network.api import RemainingRequest
 from shoal.server.network.pieces import replace_array
-from shoal.server.network.responses import absence
+from shoal.server.network.responses import missing_partition_error
 from shoal.server.replication.timestamp_search import find_since
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from shoal.log.log import Log
+    from shoal.protocol.responses import logs as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.api import BodyOrFuture, Request
+
+    _Entry = responses.ListOffsetsPartitionResponse
+    _Search = Callable[[], Awaitable[_Entry]]
 
 LATEST = -1
 EARLIEST = -2
@@ -51,69 +56,71 @@ READ_COMMITTED = 1
 NOTHING = (-1, -1, NO_EPOCH)
 #: The replica id of a broker or tool that gets the log end offset, not the high watermark.
 _DEBUGGING_REPLICA = -2
-_Entry = dict[str, Any]
-_Search = Callable[[], Awaitable[_Entry]]
 
 
-def refuse_duplicates(_: Broker, request: Request) -> Awaitable[Remainder] | None:
+def refuse_duplicates(_: Broker, request: Request) -> Awaitable[RemainingRequest] | None:
     """Refuse the partitions that a request names twice: name each once, and refuse those in the
     answer. None if there are none."""
-    named = Counter(
-        (topic.name, asked.partition_index)
+    counts = Counter(
+        (topic.name, entry.partition_index)
         for topic in request.body.topics
-        for asked in topic.partitions
+        for entry in topic.partitions
     )
-    if len(named) == named.total():
+    if len(counts) == counts.total():
         return None
     request.is_in_pieces = True
-    return _name_once(request, {partition for partition, count in named.items() if count > 1})
+    return _name_once(request, {partition for partition, count in counts.items() if count > 1})
 
 
-async def _name_once(request: Request, twice: set[tuple[str, int]]) -> Remainder:
-    left, topics = set(twice), []
+async def _name_once(request: Request, twice: set[tuple[str, int]]) -> RemainingRequest:
+    remaining, topics = set(twice), []
     for topic in request.body.topics:
-        kept = []
-        for asked in topic.partitions:
-            partition = (topic.name, asked.partition_index)
-            if partition not in twice or partition in left:
-                kept.append(asked)
-                left.discard(partition)
-        if kept or not topic.partitions:
-            topics.append(replace_array(topic, "partitions", kept))
+        entries = []
+        for requested in topic.partitions:
+            partition = (topic.name, requested.partition_index)
+            if partition not in twice or partition in remaining:
+                entries.append(requested)
+                remaining.discard(partition)
+        if entries or not topic.partitions:
+            topics.append(replace_array(topic, "partitions", entries))
 
-    def complete(answer: Any) -> Body:
+    def complete(answer: Any) -> responses.ListOffsetsResponse:
         for topic in answer["topics"]:
             for entry in topic["partitions"]:
                 denied = entry["error_code"] is ErrorCode.topic_authorization_failed
                 if (topic["name"], entry["partition_index"]) in twice and not denied:
-                    entry.update(_refusal(ErrorCode.invalid_request))
-        return cast("Body", answer)
+                    entry.update(_build_refusal(ErrorCode.invalid_request))
+        return cast("responses.ListOffsetsResponse", answer)
 
     once = replace_array(request.body, "topics", topics)
-    return Remainder(b"", replace(request, body=once), complete)
+    return RemainingRequest(b"", replace(request, body=once), complete)
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    permits = authorization.each(broker, request, ResourceType.TOPIC)
-    topics = []
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.ListOffsetsResponse]:
+    permits = authorization.make_checker(broker, request, ResourceType.TOPIC)
+    topics: list[responses.ListOffsetsTopicResponse] = []
     searches: list[tuple[_Entry, _Search]] = []
     for topic in request.body.topics:
         entries: list[_Entry] = []
-        for asked in topic.partitions:
-            partition = broker.partitions.by_name(topic.name, asked.partition_index)
-            found: _Entry | _Search
+        for requested in topic.partitions:
+            partition = broker.partitions.find_by_name(topic.name, requested.partition_index)
+            outcome: _Entry | _Search
             if not permits(topic.name):
-                found = _refusal(ErrorCode.topic_authorization_failed)
+                outcome = _build_refusal(ErrorCode.topic_authorization_failed)
             elif partition is None:
-                found = _refusal(absence(broker.image, topic.name, None, asked.partition_index)[0])
+                outcome = _build_refusal(
+                    missing_partition_error(
+                        broker.image, topic.name, None, requested.partition_index
+                    )[0]
+                )
             else:
-                found = _entry(broker, request, partition, asked)
-            entry = {"partition_index": asked.partition_index}
+                outcome = _build_entry(broker, request, partition, requested)
+            entry: _Entry = {"partition_index": requested.partition_index}
             entries.append(entry)
-            if isinstance(found, dict):
-                entry |= found
+            if callable(outcome):
+                searches.append((entry, outcome))
             else:
-                searches.append((entry, found))
+                entry |= outcome
         topics.append({"name": topic.name, "partitions": entries})
     if not searches:
         return {"topics": topics}
@@ -121,61 +128,70 @@ def handle(broker: Broker, request: Request) -> Answer:
     return asyncio.ensure_future(_complete({"topics": topics}, searches))
 
 
-async def _complete(body: Body, searches: list[tuple[_Entry, _Search]]) -> Body:
+async def _complete(
+    body: responses.ListOffsetsResponse, searches: list[tuple[_Entry, _Search]]
+) -> responses.ListOffsetsResponse:
     """Complete the entries that need a search."""
     for entry, search in searches:
         await asyncio.sleep(0)
         try:
             entry.update(await search())
         except TimeoutError:
-            entry.update(_refusal(ErrorCode.request_timed_out))
+            entry.update(_build_refusal(ErrorCode.request_timed_out))
         except (OSError, LogOffline, CorruptBatch):
-            entry.update(_refusal(ErrorCode.kafka_storage_error))
+            entry.update(_build_refusal(ErrorCode.kafka_storage_error))
     return body
 
 
 async def _search(broker: Broker, partition: Partition, timestamp: int, limit: int) -> _Entry:
     """Return the entry of a timestamp, or of the largest one. Raises `OSError`, `LogOffline`,
     `CorruptBatch`, and `TimeoutError` if the object store does not answer."""
-    log, found, bound = partition.log, None, limit
+    log, result, bound = partition.log, None, limit
     if timestamp == MAX_TIMESTAMP:
-        timestamp, bound = log.max_timestamp(), log.log_end_offset
+        timestamp, bound = log.find_max_timestamp(), log.log_end_offset
         if timestamp < 0:
-            return _success(NOTHING)
+            return _build_success(NOTHING)
     else:
         reader = None if broker.tiered is None else broker.tiered.readers.get(partition.key)
         if reader is not None and log.local_start_offset > log.log_start_offset:
             timeout_ms = broker.image.broker_config["remote.list.offsets.request.timeout.ms"]
             async with asyncio.timeout(timeout_ms / 1000):
-                found = await reader.since(timestamp, bound)
-    if found is None:
-        found = await find_since(broker.node.record_worker, log, timestamp, bound)
-    return _success(found or NOTHING)
+                result = await reader.find_since(timestamp, bound)
+    if result is None:
+        result = await find_since(broker.node.record_worker, log, timestamp, bound)
+    return _build_success(result or NOTHING)
 
 
-def _entry(broker: Broker, request: Request, partition: Partition, asked: Any) -> _Entry | _Search:
+def _build_entry(
+    broker: Broker, request: Request, partition: Partition, requested: Any
+) -> _Entry | _Search:
     """Return the entry of a partition, or the search for it."""
     version, replica_id = request.version, request.body.replica_id
-    code = partition.epoch_error(getattr(asked, "current_leader_epoch", NO_EPOCH))
+    code = partition.find_epoch_error(getattr(requested, "current_leader_epoch", NO_EPOCH))
     if code is not None and replica_id != _DEBUGGING_REPLICA:
-        return _refusal(code)
-    if asked.timestamp == LATEST and replica_id == -1 and partition.is_behind:
+        return _build_refusal(code)
+    if requested.timestamp == LATEST and replica_id == -1 and partition.is_behind:
         # A new leader does not have the high watermark of its predecessors yet (KIP-207).
         old = version < _NOT_AVAILABLE_SINCE
-        return _refusal(ErrorCode.leader_not_available if old else ErrorCode.offset_not_available)
-    if version < _SINCE.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
-        return _refusal(ErrorCode.unsupported_version)
+        return _build_refusal(
+            ErrorCode.leader_not_available if old else ErrorCode.offset_not_available
+        )
+    if (
+        version < _SINCE.get(requested.timestamp, 0)
+        or requested.timestamp < EARLIEST_PENDING_UPLOAD
+    ):
+        return _build_refusal(ErrorCode.unsupported_version)
     committed = getattr(request.body, "isolation_level", 0) == READ_COMMITTED
     limit = partition.last_stable_offset if committed else partition.high_watermark
     if replica_id != -1:
         limit = partition.log.log_end_offset
-    if asked.timestamp >= 0 or asked.timestamp == MAX_TIMESTAMP:
-        return partial(_search, broker, partition, asked.timestamp, limit)
-    return _success(_special(partition, asked.timestamp, limit))
+    if requested.timestamp >= 0 or requested.timestamp == MAX_TIMESTAMP:
+        return partial(_search, broker, partition, requested.timestamp, limit)
+    return _build_success(_find_special(partition, requested.timestamp, limit))
 
 
-def _success(found: tuple[int, int, int]) -> _Entry:
-    timestamp, offset, epoch = found
+def _build_success(position: tuple[int, int, int]) -> _Entry:
+    timestamp, offset, epoch = position
     return {
         "error_code": ErrorCode.none,
         "timestamp": timestamp,
@@ -184,37 +200,37 @@ def _success(found: tuple[int, int, int]) -> _Entry:
     }
 
 
-def _special(partition: Partition, timestamp: int, limit: int) -> tuple[int, int, int]:
+def _find_special(partition: Partition, timestamp: int, limit: int) -> tuple[int, int, int]:
     """The (timestamp, offset, leader epoch) of a special timestamp that needs no search."""
     log = partition.log
     match timestamp:
         case -1:
             return (-1, limit, partition.leader_epoch)
         case -2:
-            return (-1, log.log_start_offset, log.epochs.epoch_of(log.log_start_offset))
+            return (-1, log.log_start_offset, log.epochs.find_epoch(log.log_start_offset))
         case -4:
-            return (-1, log.local_start_offset, log.epochs.epoch_of(log.local_start_offset))
+            return (-1, log.local_start_offset, log.epochs.find_epoch(log.local_start_offset))
         case -5:
-            return _last_tiered(log)
-    return _first_pending(log)
+            return _find_last_tiered(log)
+    return _find_first_pending(log)
 
 
-def _last_tiered(log: Log) -> tuple[int, int, int]:
+def _find_last_tiered(log: Log) -> tuple[int, int, int]:
     """The last offset in the object store."""
     if log.remote is None or log.remote.end_offset < 0:
         return NOTHING
-    return (-1, log.remote.end_offset, log.epochs.epoch_of(log.remote.end_offset))
+    return (-1, log.remote.end_offset, log.epochs.find_epoch(log.remote.end_offset))
 
 
-def _first_pending(log: Log) -> tuple[int, int, int]:
+def _find_first_pending(log: Log) -> tuple[int, int, int]:
     """The first offset that is still to be copied."""
     if log.remote is None:
         return NOTHING
     if log.remote.end_offset < 0 and log.local_start_offset > log.log_start_offset:
         return NOTHING  # The metadata of remote segments is not read yet.
     offset = max(log.remote.end_offset + 1, log.local_start_offset)
-    return (-1, offset, log.epochs.epoch_of(offset))
+    return (-1, offset, log.epochs.find_epoch(offset))
 
 
-def _refusal(code: ErrorCode) -> _Entry:
+def _build_refusal(code: ErrorCode) -> _Entry:
     return {"error_code": code, "timestamp": -1, "offset": -1, "leader_epoch": NO_EPOCH}

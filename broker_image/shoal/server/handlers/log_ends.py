@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 
-async def high_watermarks(
+async def fetch_high_watermarks(
     broker: Broker, topic: TopicImage, indexes: Iterable[int]
 ) -> dict[int, int]:
     """Return the high watermarks of a topic's partitions, as their leaders have them. Partitions
@@ -30,15 +30,18 @@ async def high_watermarks(
                 ends[index] = partition.high_watermark
         elif 0 <= index < len(topic.partitions) and topic.partitions[index].leader >= 0:
             elsewhere.setdefault(topic.partitions[index].leader, []).append(index)
-    asked = (_ask(broker, leader, topic.name, some) for leader, some in elsewhere.items())
-    for found in await asyncio.gather(*asked):
-        ends |= found
+    requests = (
+        _ask(broker, leader, topic.name, leader_indexes)
+        for leader, leader_indexes in elsewhere.items()
+    )
+    for offsets in await asyncio.gather(*requests):
+        ends |= offsets
     return ends
 
 
 async def _ask(broker: Broker, leader: int, topic: str, indexes: list[int]) -> dict[int, int]:
-    asked = [{"partition_index": index, "timestamp": LATEST} for index in indexes]
-    fields = {"replica_id": -1, "topics": [{"name": topic, "partitions": asked}]}
+    partitions = [{"partition_index": index, "timestamp": LATEST} for index in indexes]
+    fields = {"replica_id": -1, "topics": [{"name": topic, "partitions": partitions}]}
     try:
         answer = await broker.peers.request(leader, ApiKey.LIST_OFFSETS, fields)
     except ClientError:

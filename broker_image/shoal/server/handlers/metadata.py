@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import names
 from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
-from shoal.metadata.topics import NewTopic, internal_topic
+from shoal.metadata.topics import NewTopic, build_internal_topic
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import CLUSTER_NAME, Operation, ResourceType
 from shoal.server.handlers import authorization
 from shoal.server.handlers import authorized_operations as operations
 from shoal.server.network import error_counts
-from shoal.server.network.error_counts import counted
-from shoal.server.network.responses import mapped
+from shoal.server.network.error_counts import make_counted_body
+from shoal.server.network.responses import map_reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from shoal.protocol.responses import cluster as responses
     from shoal.server.broker import Broker
     from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Request
 
-Result = dict[str, Any]
 #: The first version with topics by id in the request. Responses have ids since version 10.
 IDS_FROM = 12
 #: What a topic of a request takes in the key of a cached response, in bytes.
@@ -37,124 +37,130 @@ _ASKED_TOPIC_BYTES = 300
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    return broker.unreachable_leaders.answer(_now, broker, request)
+    return broker.unreachable_leaders.answer(_answer_now, broker, request)
 
 
-def _now(broker: Broker, request: Request) -> Answer:
+def _answer_now(broker: Broker, request: Request) -> Answer:
     if request.is_in_pieces or broker.lifecycle.is_lost or broker.access.logs_successes:
-        return _answered(broker, request)
+        return _build_answer(broker, request)
     key = (
         request.version,
         request.peer.listener,
         broker.controller_id,
-        broker.unreachable_leaders.recently_fenced(),
+        broker.unreachable_leaders.get_recently_fenced(),
         None
         if request.body.topics is None
         else tuple((t.name, getattr(t, "topic_id", None)) for t in request.body.topics),
         getattr(request.body, "include_topic_authorized_operations", False),
         getattr(request.body, "include_cluster_authorized_operations", False),
         getattr(request.body, "allow_auto_topic_creation", True),
-        _rights(broker, request),
+        _compute_rights(broker, request),
     )
     answers = broker.image.answers
-    found = answers.get(key)
-    if found is not None:
-        return found
-    answer = _answered(broker, request)
+    cached = answers.get(key)
+    if cached is not None:
+        return cached
+    answer = _build_answer(broker, request)
     if not isinstance(answer, dict) or _has_refusal(answer["topics"]):
         return answer
     api_key = request.header.api_key
     encoded = bytes(codec.write_response(api_key, request.version, answer))
-    body = counted([encoded], error_counts.of(answer, api_key, request.version))
-    answers.keep(key, body, len(encoded) + _ASKED_TOPIC_BYTES * len(request.body.topics or ()))
+    body = make_counted_body([encoded], error_counts.count_errors(answer, api_key, request.version))
+    answers.put(key, body, len(encoded) + _ASKED_TOPIC_BYTES * len(request.body.topics or ()))
     return body
 
 
-def _has_refusal(topics: Iterable[Result]) -> bool:
+def _has_refusal(topics: Iterable[responses.MetadataResponseTopic]) -> bool:
     """Whether the client named a topic that it may not describe: each such request is audited."""
     return any(t["error_code"] is ErrorCode.topic_authorization_failed for t in topics)
 
 
-def _rights(broker: Broker, request: Request) -> tuple[int, ...] | None:
+def _compute_rights(broker: Broker, request: Request) -> tuple[int, ...] | None:
     """Return what the client may do with the topics of its request, for the key of a cached
     response: clients with equal rights share it. None without an authorizer."""
     access = broker.access
     if not access.enabled:
         return None
-    asked, image = request.body.topics, broker.image
+    topics, image = request.body.topics, broker.image
     names: list[str] = []
-    if asked is None or (not asked and request.version == 0):
+    if topics is None or (not topics and request.version == 0):
         names += image.topics
-    for topic in asked or ():
-        known = image.topic_by_id(getattr(topic, "topic_id", None))
-        names.append(topic.name or "" if known is None else known.name)
-    rights = [access.operations(request, ResourceType.TOPIC, name) for name in names]
-    return (access.operations(request, ResourceType.CLUSTER, CLUSTER_NAME), *rights)
+    for topic in topics or ():
+        existing = image.find_topic_by_id(getattr(topic, "topic_id", None))
+        names.append(topic.name or "" if existing is None else existing.name)
+    rights = [access.get_operation_bits(request, ResourceType.TOPIC, name) for name in names]
+    return (access.get_operation_bits(request, ResourceType.CLUSTER, CLUSTER_NAME), *rights)
 
 
-def _answered(broker: Broker, request: Request) -> Answer:
+def _build_answer(broker: Broker, request: Request) -> Answer:
     body, image = request.body, broker.image
-    asked = body.topics
-    describes = authorization.each(broker, request, ResourceType.TOPIC)
-    if asked is None or (not asked and request.version == 0):
+    topics = body.topics
+    describes = authorization.make_checker(broker, request, ResourceType.TOPIC)
+    if topics is None or (not topics and request.version == 0):
         results = [describe(image, t) for t in image.topics.values() if describes(t.name)]
         return _answer(broker, request, results)
-    ids = [t.topic_id for t in asked if getattr(t, "topic_id", None) is not None]
-    if request.version < IDS_FROM and (ids or any(t.name is None for t in asked)):
+    ids = [t.topic_id for t in topics if getattr(t, "topic_id", None) is not None]
+    if request.version < IDS_FROM and (ids or any(t.name is None for t in topics)):
         raise ApiError(
             ErrorCode.invalid_request,
             f"Metadata v{request.version} takes topics by name alone, not by id",
         )
     if ids:
-        return _answer(broker, request, [_by_id(image, topic_id, describes) for topic_id in ids])
-    wanted = list(dict.fromkeys(topic.name or "" for topic in asked))
-    refused = {name: False for name in wanted if not describes(name)}
+        return _answer(
+            broker, request, [_describe_id(image, topic_id, describes) for topic_id in ids]
+        )
+    requested = list(dict.fromkeys(topic.name or "" for topic in topics))
+    refused = {name: False for name in requested if not describes(name)}
     missing = [
         name
-        for name in wanted
-        if name not in image.topics and name not in refused and not names.invalid_topic(name)
+        for name in requested
+        if name not in image.topics
+        and name not in refused
+        and not names.find_topic_name_error(name)
     ]
     allowed = getattr(body, "allow_auto_topic_creation", True)
     if missing and allowed and image.broker_config["auto.create.topics.enable"]:
-        creates = _creatable(broker, request, missing)
+        creates = _find_creatable(broker, request, missing)
         refused |= {name: is_internal(name) for name in missing if name not in creates}
-        new = [_new_topic(image, name) for name in missing if name in creates]
+        new = [_make_new_topic(image, name) for name in missing if name in creates]
         if new:
-            return mapped(
+            return map_reply(
                 broker.topic_creation.create_topics(new),
                 lambda results: _answer(
                     broker,
                     request,
-                    _by_names(broker.image, wanted, {r["name"]: r for r in results}, refused),
+                    _describe_names(
+                        broker.image, requested, {r["name"]: r for r in results}, refused
+                    ),
                 ),
             )
-    return _answer(broker, request, _by_names(image, wanted, {}, refused))
+    return _answer(broker, request, _describe_names(image, requested, {}, refused))
 
 
-def _creatable(broker: Broker, request: Request, wanted: list[str]) -> set[str]:
+def _find_creatable(broker: Broker, request: Request, topic_names: list[str]) -> set[str]:
     """Return the topics that the client may create."""
     access = broker.access
     if access.enabled and not access.allows_cluster(request, Operation.CREATE, audited=False):
-        return access.permitted(request, Operation.CREATE, ResourceType.TOPIC, wanted)
-    return set(wanted)
+        return access.filter_permitted(request, Operation.CREATE, ResourceType.TOPIC, topic_names)
+    return set(topic_names)
 
 
-def _new_topic(image: MetadataImage, name: str) -> NewTopic:
+def _make_new_topic(image: MetadataImage, name: str) -> NewTopic:
     if name in names.INTERNAL_TOPICS:
-        return internal_topic(image, name)
+        return build_internal_topic(image, name)
     return NewTopic(name)
 
 
-def _by_names(
+def _describe_names(
     image: MetadataImage,
-    wanted: list[str],
-    made: dict[str, Result],
+    topic_names: list[str],
+    creations: Mapping[str, Mapping[str, Any]],
     unauthorized: Mapping[str, bool],
-) -> list[Result]:
-    """The topics of those names. `made` has the errors of topics that were not created.
+) -> list[responses.MetadataResponseTopic]:
+    """The topics of those names. `creations` has the errors of topics that were not created.
     `unauthorized` has the topics that the client may not use, and whether they are internal."""
-    results = []
-    for name in wanted:
+    results: list[responses.MetadataResponseTopic] = []
+    for name in topic_names:
         if name in unauthorized:
             # The same for a topic that exists and for one that does not.
             code = ErrorCode.topic_authorization_failed
@@ -165,8 +171,8 @@ def _by_names(
             results.append(describe(image, topic))
             continue
         code = ErrorCode.unknown_topic_or_partition
-        refused = made.get(name, {}).get("error_code", ErrorCode.none)
-        if names.invalid_topic(name) or refused == ErrorCode.invalid_topic_exception:
+        refused = creations.get(name, {}).get("error_code", ErrorCode.none)
+        if names.find_topic_name_error(name) or refused == ErrorCode.invalid_topic_exception:
             code = ErrorCode.invalid_topic_exception
         elif refused == ErrorCode.invalid_replication_factor:
             code = refused
@@ -174,8 +180,10 @@ def _by_names(
     return results
 
 
-def _by_id(image: MetadataImage, topic_id: Any, describes: Permits) -> Result:
-    topic = image.topic_by_id(topic_id)
+def _describe_id(
+    image: MetadataImage, topic_id: Any, describes: Permits
+) -> responses.MetadataResponseTopic:
+    topic = image.find_topic_by_id(topic_id)
     if topic is None:
         return {"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": topic_id}
     if not describes(topic.name):
@@ -188,10 +196,10 @@ def is_internal(name: str) -> bool:
     return name in names.INTERNAL_TOPICS
 
 
-def describe(image: MetadataImage, topic: TopicImage) -> Result:
+def describe(image: MetadataImage, topic: TopicImage) -> responses.MetadataResponseTopic:
     """One topic with all its partitions."""
     running = image.running
-    results = []
+    results: list[responses.MetadataResponsePartition] = []
     for index, partition in enumerate(topic.partitions):
         leader = partition.leader
         results.append(
@@ -216,49 +224,57 @@ def describe(image: MetadataImage, topic: TopicImage) -> Result:
     }
 
 
-def _answer(broker: Broker, request: Request, topics: list[Result]) -> Result:
+def _answer(
+    broker: Broker, request: Request, topics: list[responses.MetadataResponseTopic]
+) -> responses.MetadataResponse:
     body, image = request.body, broker.image
-    listed = brokers(image, request.peer.listener, broker.unreachable_leaders.recently_fenced())
+    listed = list_brokers(
+        image, request.peer.listener, broker.unreachable_leaders.get_recently_fenced()
+    )
     if broker.replicas.some_cut_off:
         _disclaim(broker, topics)
         listed = [result for result in listed if result["node_id"] != broker.node_id]
     if getattr(body, "include_topic_authorized_operations", False):
         for result in topics:
             if result["error_code"] is not ErrorCode.topic_authorization_failed and result["name"]:
-                result["topic_authorized_operations"] = operations.on_topic(
+                result["topic_authorized_operations"] = operations.get_topic_operations(
                     broker, request, result["name"]
                 )
-    asked = getattr(body, "include_cluster_authorized_operations", False)
+    wants_operations = getattr(body, "include_cluster_authorized_operations", False)
     return {
         "brokers": listed,
         "cluster_id": broker.cluster_id,
         "controller_id": broker.controller_id,
         "topics": topics,
-        "cluster_authorized_operations": operations.on_cluster(broker, request)
-        if asked
+        "cluster_authorized_operations": operations.get_cluster_operations(broker, request)
+        if wants_operations
         else operations.NOT_ASKED,
     }
 
 
-def _disclaim(broker: Broker, topics: list[Result]) -> None:
+def _disclaim(broker: Broker, topics: list[responses.MetadataResponseTopic]) -> None:
     """Leave out this broker if it is cut off, as other brokers do. Otherwise it would send clients
     back to itself, and librdkafka repeats requests to the broker that it used last."""
     for topic in topics:
         for result in topic.get("partitions", ()):
             if result["leader_id"] != broker.node_id:
                 continue
-            partition = broker.partitions.by_name(topic["name"], result["partition_index"])
+            partition = broker.partitions.find_by_name(
+                topic["name"] or "", result["partition_index"]
+            )
             if partition is not None and broker.replicas.is_cut_off(partition):
                 result["leader_id"] = NO_LEADER
                 result["error_code"] = ErrorCode.leader_not_available
 
 
-def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[Result]:
+def list_brokers(
+    image: MetadataImage, listener: str, fenced: Iterable[int]
+) -> list[responses.MetadataResponseBroker]:
     """The running brokers and those in `fenced`, with their endpoints for the client's listener."""
-    results = []
+    results: list[responses.MetadataResponseBroker] = []
     listed = {**image.running, **{id: image.brokers[id] for id in fenced}}
     for broker_id, broker in sorted(listed.items()):
-        endpoint = broker.endpoint(listener)
+        endpoint = broker.find_endpoint(listener)
         if endpoint is not None:
             results.append(
                 {
@@ -271,9 +287,9 @@ def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[
     return results
 
 
-def refuse(request: Request, code: int, _message: str | None) -> Result:
+def refuse(request: Request, code: int, _message: str | None) -> responses.MetadataResponse:
     """The error of the whole request. Before version 13, each topic has it."""
-    topics = [
+    topics: list[responses.MetadataResponseTopic] = [
         {"error_code": code, "name": t.name or "", "topic_id": getattr(t, "topic_id", None)}
         for t in request.body.topics or ()
     ]

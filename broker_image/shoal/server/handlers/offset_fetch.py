@@ -6,61 +6,65 @@ an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.group.offsets import TopicQuery
+from shoal.coordinator.contract import CoordinatorResult, Reply, Token
+from shoal.coordinator.group.offsets.requests import TopicQuery
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
-from shoal.server.network.responses import Outcome, combined, refused
+from shoal.server.network.responses import Outcome, combine_replies, make_refusal
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from shoal.coordinator.group.shard import GroupShard
     from shoal.metadata.image import MetadataImage
+    from shoal.protocol.responses import groups as responses
     from shoal.server.broker import Broker
     from shoal.server.handlers.authorization import Permits
-    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
 GROUPS_SINCE = 8
 TOPIC_IDS_SINCE = 10
-Fields = Mapping[str, Any]
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.OffsetFetchResponse]:
     version, image = request.version, broker.image
     groups = request.body.groups if version >= GROUPS_SINCE else (request.body,)
     stable = getattr(request.body, "require_stable", False)
-    permits = authorization.each(broker, request, ResourceType.GROUP)
-    describes = authorization.each(broker, request, ResourceType.TOPIC)
+    permits = authorization.make_checker(broker, request, ResourceType.GROUP)
+    describes = authorization.make_checker(broker, request, ResourceType.TOPIC)
     replies = [
         _ask(broker, group, version, stable, describes)
         if permits(group.group_id)
-        else refused(ErrorCode.group_authorization_failed)
+        else make_refusal(ErrorCode.group_authorization_failed)
         for group in groups
     ]
 
-    def answer(outcomes: list[Outcome]) -> Body:
+    def answer(outcomes: list[Outcome]) -> responses.OffsetFetchResponse:
         results = [
-            _result(image, group, outcome, version, describes)
+            _build_result(image, group, outcome, version, describes)
             for group, outcome in zip(groups, outcomes, strict=True)
         ]
-        return {"groups": results} if version >= GROUPS_SINCE else results[0]
+        if version >= GROUPS_SINCE:
+            return {"groups": results}
+        (only,) = results
+        older = cast("Sequence[responses.OffsetFetchResponseTopic]", only["topics"])
+        return {"topics": older, "error_code": only["error_code"]}
 
-    return combined(replies, answer)
+    return combine_replies(replies, answer)
 
 
 def _ask(
     broker: Broker, group: Any, version: int, stable: bool, describes: Permits
-) -> asyncio.Future[Fields]:
-    queries = _queries(broker.image, group.topics, version, describes)
+) -> asyncio.Future[responses.OffsetFetchResponseGroup]:
+    queries = _build_queries(broker.image, group.topics, version, describes)
     member_id = getattr(group, "member_id", None)
     member_epoch = getattr(group, "member_epoch", -1)
 
-    def decide(shard: GroupShard, _now_ms: int, token: Token) -> Result:
+    def decide(shard: GroupShard, _now_ms: int, token: Token) -> CoordinatorResult:
         fetched = shard.offsets.fetch(
             group.group_id,
             queries,
@@ -69,12 +73,12 @@ def _ask(
             require_stable=stable,
             key_ranges_wanted=getattr(group, "key_ranges_wanted", False),
         )
-        return Result((), (Reply(token, fetched),))
+        return CoordinatorResult((), (Reply(token, fetched),))
 
     return broker.groups.submit(group.group_id, decide)
 
 
-def _queries(
+def _build_queries(
     image: MetadataImage, topics: Sequence[Any] | None, version: int, describes: Permits
 ) -> list[TopicQuery] | None:
     """The topics for the shard, without unknown topic ids and those that the client may not
@@ -82,61 +86,66 @@ def _queries(
     if topics is None:
         return None
     queries = []
-    for asked in topics:
+    for requested in topics:
         if version >= TOPIC_IDS_SINCE:
-            topic = image.topic_by_id(asked.topic_id)
+            topic = image.find_topic_by_id(requested.topic_id)
         else:
-            topic = image.topics.get(asked.name)
-        name = asked.name if version < TOPIC_IDS_SINCE else "" if topic is None else topic.name
+            topic = image.topics.get(requested.name)
+        name = requested.name if version < TOPIC_IDS_SINCE else "" if topic is None else topic.name
         if name and not describes(name):
             continue
         if topic is not None:
-            queries.append(TopicQuery(topic.name, topic.topic_id, asked.partition_indexes))
+            queries.append(TopicQuery(topic.name, topic.topic_id, requested.partition_indexes))
         elif version < TOPIC_IDS_SINCE:
-            queries.append(TopicQuery(asked.name, None, asked.partition_indexes))
+            queries.append(TopicQuery(requested.name, None, requested.partition_indexes))
     return queries
 
 
-def _result(
+def _build_result(
     image: MetadataImage, group: Any, outcome: Outcome, version: int, describes: Permits
-) -> Fields:
+) -> responses.OffsetFetchResponseGroup:
     """The response for one group."""
     if isinstance(outcome, ApiError):
-        topics = [_none(asked, outcome.code) for asked in group.topics or ()] if version < 2 else ()
-        return {"group_id": group.group_id, "topics": topics, "error_code": outcome.code}
-    topics = []
-    for topic in outcome["topics"]:
+        missing = (
+            [_build_missing(requested, outcome.code) for requested in group.topics or ()]
+            if version < 2
+            else ()
+        )
+        return {"group_id": group.group_id, "topics": missing, "error_code": outcome.code}
+    fetched = cast("responses.OffsetFetchResponseGroup", outcome)
+    topics: list[responses.OffsetFetchResponseTopics] = []
+    for topic in fetched["topics"]:
         if version < TOPIC_IDS_SINCE:
             topics.append(topic)
-        elif (known := image.topics.get(topic["name"])) is not None:
-            topics.append({**topic, "topic_id": known.topic_id})
+        elif (image_topic := image.topics.get(topic["name"])) is not None:
+            topics.append({**topic, "topic_id": image_topic.topic_id})
     if group.topics is None:
-        return {**outcome, "topics": [topic for topic in topics if describes(topic["name"])]}
-    return {**outcome, "topics": topics + _refused(image, group.topics, version, describes)}
+        return {**fetched, "topics": [topic for topic in topics if describes(topic["name"])]}
+    return {**fetched, "topics": topics + _list_refused(image, group.topics, version, describes)}
 
 
-def _refused(
+def _list_refused(
     image: MetadataImage, topics: Sequence[Any], version: int, describes: Permits
-) -> list[Fields]:
+) -> list[responses.OffsetFetchResponseTopics]:
     """The topics of a request that the client may not describe, or whose ids are unknown."""
-    results = []
-    for asked in topics:
+    results: list[responses.OffsetFetchResponseTopics] = []
+    for requested in topics:
         if version < TOPIC_IDS_SINCE:
-            name = asked.name
+            name = requested.name
         else:
-            known = image.topic_by_id(asked.topic_id)
-            if known is None:
-                results.append(_none(asked, ErrorCode.unknown_topic_id))
+            topic = image.find_topic_by_id(requested.topic_id)
+            if topic is None:
+                results.append(_build_missing(requested, ErrorCode.unknown_topic_id))
                 continue
-            name = known.name
+            name = topic.name
         if not describes(name):
-            results.append(_none(asked, ErrorCode.topic_authorization_failed))
+            results.append(_build_missing(requested, ErrorCode.topic_authorization_failed))
     return results
 
 
-def _none(asked: Any, error: ErrorCode) -> Fields:
+def _build_missing(topic: Any, error: ErrorCode) -> responses.OffsetFetchResponseTopics:
     """A topic without an offset for any partition."""
-    partitions = [
+    partitions: list[responses.OffsetFetchResponsePartitions] = [
         {
             "partition_index": p,
             "committed_offset": -1,
@@ -144,7 +153,7 @@ def _none(asked: Any, error: ErrorCode) -> Fields:
             "metadata": "",
             "error_code": error,
         }
-        for p in asked.partition_indexes
+        for p in topic.partition_indexes
     ]
-    name = getattr(asked, "name", "")
-    return {"name": name, "topic_id": getattr(asked, "topic_id", None), "partitions": partitions}
+    name = getattr(topic, "name", "")
+    return {"name": name, "topic_id": getattr(topic, "topic_id", None), "partitions": partitions}

@@ -20,15 +20,22 @@ from shoal.metadata.names import REMOTE_LOG_METADATA
 from shoal.protocol import produce
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest, ProduceTopic
-from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attributes
+from shoal.record.batch import (
+    COMPRESSION_MASK,
+    HEADER_SIZE,
+    RECORD_COUNT_AT,
+    TRANSACTIONAL_BIT,
+    read_low_attributes,
+)
 from shoal.record.compression import Compression
 from shoal.replication.pending_append import PendingAppend
 from shoal.security.acls import Operation, ResourceType
 from shoal.server.handlers import authorization, transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
 from shoal.server.network import error_counts
-from shoal.server.network.error_counts import counted
-from shoal.server.network.responses import absence, leader_endpoints
+from shoal.server.network.error_counts import make_counted_body
+from shoal.server.network.responses import list_leader_endpoints, missing_partition_error
+from shoal.server.replication.batch_validator import IDS_OF_BATCH_MAX, NO_OUTCOMES
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -57,22 +64,30 @@ _ZSTD_FROM = 7
 
 def handle(broker: Broker, request: Request) -> Answer:
     """Handle the request now, or once its batches, and those before them, are validated."""
-    later: list[asyncio.Future[Any]] = []
-    denied = _authorized(broker, request) if broker.access.enabled else _NOTHING_DENIED
-    body = request.body
+    denied = _remove_denied(broker, request) if broker.access.enabled else _NOTHING_DENIED
+    if broker.batch_validator.is_needed(request.body.topics, broker.partitions):
+        return _handle_validated(broker, request, denied)
+    return _handle(broker, request, NO_OUTCOMES, denied)
 
-    def then(outcomes: Outcomes | BaseException) -> None:
+
+def _handle_validated(broker: Broker, request: Request, denied: Denied) -> Answer:
+    """Handle a request with expensive batches, now or later."""
+    body = request.body
+    answer: asyncio.Future[Any] | None = None
+
+    def on_validated(outcomes: Outcomes | BaseException) -> None:
         # A lost connection frees the records, but the request was received.
         request.body = body
-        _resolve(later[0], lambda: _handle(broker, request, outcomes, denied))
+        assert answer is not None
+        _resolve(answer, lambda: _handle(broker, request, outcomes, denied))
 
     outcomes = broker.batch_validator.validate(
-        request.body.topics, broker.partitions, broker.clock.now_ms(), then
+        body.topics, broker.partitions, broker.clock.now_ms(), on_validated
     )
     if outcomes is not None:
         return _handle(broker, request, outcomes, denied)
-    later.append(broker.loop.create_future())
-    return later[0]
+    answer = broker.loop.create_future()
+    return answer
 
 
 def _handle(
@@ -82,31 +97,31 @@ def _handle(
         raise outcomes
     if request.body.transactional_id is None:
         return append(broker, request, _NOTHING_REFUSED, outcomes, denied)
-    return transactional_produce.enlisted(
+    return transactional_produce.append_enlisted(
         broker,
         request,
         lambda broker, request, refused: append(broker, request, refused, outcomes, denied),
     )
 
 
-def _authorized(broker: Broker, request: Request) -> Denied:
+def _remove_denied(broker: Broker, request: Request) -> Denied:
     """Take topics that the client may not write to out of the request, and return them. Raises
     `ApiError` for a transactional id that the client may not use."""
     body: ProduceRequest = request.body
     for _, _, partitions in body.topics:
-        if any(data and low_attributes(data) & TRANSACTIONAL_BIT for _, data in partitions):
-            permits = authorization.each(broker, request, ResourceType.TRANSACTIONAL_ID)
+        if any(data and read_low_attributes(data) & TRANSACTIONAL_BIT for _, data in partitions):
+            permits = authorization.make_checker(broker, request, ResourceType.TRANSACTIONAL_ID)
             if body.transactional_id is None or not permits(body.transactional_id):
                 raise ApiError(ErrorCode.transactional_id_authorization_failed)
             break
-    permits = authorization.each(broker, request, ResourceType.TOPIC)
+    permits = authorization.make_checker(broker, request, ResourceType.TOPIC)
     denied: dict[int, list[int]] = {}
     topics: list[ProduceTopic] = []
-    for at, (name, topic_id, partitions) in enumerate(body.topics):
+    for position, (name, topic_id, partitions) in enumerate(body.topics):
         topic = None if topic_id is None else broker.image.topics_by_id.get(topic_id)
-        known = name if topic_id is None else "" if topic is None else topic.name
-        if known and not permits(known):
-            denied[at] = [index for index, _ in partitions]
+        topic_name = name if topic_id is None else "" if topic is None else topic.name
+        if topic_name and not permits(topic_name):
+            denied[position] = [index for index, _ in partitions]
             partitions = []
         topics.append(ProduceTopic(name, topic_id, partitions))
     if denied:
@@ -136,13 +151,13 @@ def append(
     by_id = request.version >= TOPIC_IDS_FROM
     topics: list[_Entry] = []
     failed = None
-    for at, (name, topic_id, partitions) in enumerate(body.topics):
+    for position, (name, topic_id, partitions) in enumerate(body.topics):
         entries: list[_Entry] = []
         if denied:
-            entries += _denied(denied.get(at, ()))
+            entries += _build_denied(denied.get(position, ()))
             failed = entries[0] if entries else failed
         for result, (index, data) in enumerate(partitions):
-            outcome = outcomes.get((at, result)) if outcomes else None
+            outcome = outcomes.get((position, result)) if outcomes else None
             entry = _append(
                 broker, request, (name, topic_id, index), data, outcome, waiting, refused
             )
@@ -150,7 +165,7 @@ def append(
             entries.append(entry)
             if entry["error_code"]:
                 failed = entry
-                broker.refused_batches.note(
+                broker.rejected_batches.note(
                     (name, topic_id, index), data, entry["error_code"], broker.clock.now_ms()
                 )
         topic: _Entry = {"partition_responses": entries}
@@ -172,37 +187,38 @@ def append(
             if "current_leader" in e
         ]
         if moved:
-            response["node_endpoints"] = leader_endpoints(
+            response["node_endpoints"] = list_leader_endpoints(
                 broker.image, request.peer.listener, moved
             )
     if not waiting:
-        return _taken(request, topics) if failed is None else response
+        is_encoded = failed is None and not request.is_in_pieces
+        return _make_success_response(request, topics) if is_encoded else response
     # A request that waits for replicas does not keep its records in memory.
     request.release()
     return broker.purgatory.park(
         keys=[written.partition.key for written, _ in waiting],
-        attempt=lambda: _acknowledged(broker, response, waiting),
-        expire=lambda: _timed_out(response, waiting),
+        attempt=lambda: _try_acknowledge(broker, response, waiting),
+        expire=lambda: _build_timeout(response, waiting),
         deadline_ms=broker.clock.now_ms() + body.timeout_ms,
     )
 
 
-def _taken(request: Request, topics: list[_Entry]) -> Body:
+def _make_success_response(request: Request, topics: list[_Entry]) -> Body:
     """Return the response to a request without errors."""
     partitions = sum(len(topic["partition_responses"]) for topic in topics)
-    taken = produce.write_taken(request.version, topics)
-    return counted([taken], {ErrorCode.none: partitions})
+    encoded = produce.write_success_response(request.version, topics)
+    return make_counted_body([encoded], {ErrorCode.none: partitions})
 
 
-def _denied(indexes: Sequence[int]) -> list[_Entry]:
+def _build_denied(indexes: Sequence[int]) -> list[_Entry]:
     code = ErrorCode.topic_authorization_failed
-    return [_refusal(code, None) | {"index": index} for index in indexes]
+    return [_build_refusal(code, None) | {"index": index} for index in indexes]
 
 
 def _append(
     broker: Broker,
     request: Request,
-    where: tuple[str, UUID | None, int],
+    partition_key: tuple[str, UUID | None, int],
     data: memoryview | None,
     outcome: ValidatedBatch | AppendRefused | None,
     waiting: list[_Waiting],
@@ -212,41 +228,48 @@ def _append(
     to wait."""
     acks: int = request.body.acks
     if not _ACKS_ALL <= acks <= 1:
-        return _refusal(ErrorCode.invalid_required_acks, f"acks may be -1, 0 or 1, not {acks}.")
-    name, topic_id, index = where
+        return _build_refusal(
+            ErrorCode.invalid_required_acks, f"acks may be -1, 0 or 1, not {acks}."
+        )
+    name, topic_id, index = partition_key
     partition = broker.partitions.find(name, topic_id, index)
     if partition is None:
-        code, elsewhere = absence(broker.image, name, topic_id, index)
+        code, elsewhere = missing_partition_error(broker.image, name, topic_id, index)
         if elsewhere is None:
-            return _refusal(code, None)
-        return _refusal(code, None) | _led_by(elsewhere.leader, elsewhere.leader_epoch)
-    meter = broker.metrics.topic(partition.topic)
+            return _build_refusal(code, None)
+        return _build_refusal(code, None) | _build_not_leader(
+            elsewhere.leader, elsewhere.leader_epoch
+        )
+    meter = broker.metrics.get_topic_meter(partition.topic)
     meter.produces += 1
-    refusal = _refused_before(broker, request, partition, data, refused)
-    if refusal is None and broker.refused_batches:
-        refusal = _refused_with_another(broker, where, partition, data)
+    refusal = _check_before_append(broker, request, partition, data, refused)
+    if refusal is None and broker.rejected_batches:
+        refusal = _check_predecessor(broker, partition_key, partition, data)
     if refusal is None:
         assert data is not None
         try:
-            if isinstance(outcome, AppendRefused):
-                raise outcome
-            appended = partition.append(outcome or data, now_ms=broker.clock.now_ms())
+            if not isinstance(outcome, AppendRefused):
+                appended = partition.append(outcome or data, now_ms=broker.clock.now_ms())
+            else:
+                # If it were raised, its traceback would have this frame, and so itself: a cycle.
+                refusal = _build_log_refusal(broker, partition_key, partition, data, outcome)
         except AppendRefused as error:
-            refusal = _refused_by_log(broker, where, partition, data, error)
+            refusal = _build_log_refusal(broker, partition_key, partition, data, error)
     if refusal is not None:
         meter.failed_produces += 1
         refusal["log_start_offset"] = partition.log.log_start_offset
         return refusal
     meter.bytes_in += len(data) if data else 0
+    known = appended.known_offset
     meter.messages_in += appended.last_offset - appended.base_offset + 1
     entry: _Entry = {
         "error_code": ErrorCode.none,
-        "base_offset": appended.base_offset,
+        "base_offset": appended.base_offset if known < 0 else known,
         "log_append_time_ms": appended.append_time_ms,
         "log_start_offset": appended.log_start_offset,
     }
     if acks and not partition.is_committed(appended.last_offset + 1):
-        waiting.append((PendingAppend.of(partition, appended.last_offset + 1), entry))
+        waiting.append((PendingAppend.from_partition(partition, appended.last_offset + 1), entry))
     return entry
 
 
@@ -258,7 +281,7 @@ def _may_write_internal(broker: Broker, request: Request, topic: str) -> bool:
     return is_usual and broker.access.allows_cluster(request, Operation.CLUSTER_ACTION)
 
 
-def _refused_before(
+def _check_before_append(
     broker: Broker,
     request: Request,
     partition: Partition,
@@ -270,67 +293,86 @@ def _refused_before(
     if broker.is_internal(partition.topic) and not _may_write_internal(
         broker, request, partition.topic
     ):
-        return _refusal(
+        return _build_refusal(
             ErrorCode.invalid_topic_exception, f"Only brokers write to {partition.topic}."
         )
     if not partition.is_leader:
-        return _refusal(ErrorCode.not_leader_or_follower, None) | _not_leader(partition)
+        return _build_refusal(ErrorCode.not_leader_or_follower, None) | _build_leader_hint(
+            partition
+        )
     if data is None:
-        return _refusal(ErrorCode.invalid_record, "A produce without records.")
+        return _build_refusal(ErrorCode.invalid_record, "A produce without records.")
     if broker.log_maintenance.is_full and not broker.is_internal(partition.topic):
-        return _refusal(
+        return _build_refusal(
             ErrorCode.kafka_storage_error,
             f"The logs of broker {broker.node_id} have reached"
             f" {broker.log_maintenance.size_max_bytes} bytes (shoal.log.dir.max.bytes).",
         )
     if acks == _ACKS_ALL and len(partition.isr) < partition.effective_min_isr:
-        return _refusal(
+        return _build_refusal(
             ErrorCode.not_enough_replicas,
             f"The in-sync replicas of {partition.topic}-{partition.index} are"
             f" {len(partition.isr)}, where min.insync.replicas is {partition.min_isr}.",
         )
     if acks == _ACKS_ALL and broker.replicas.is_cut_off(partition):
         # Other brokers have the leader: the client asks them, and does not wait here.
-        return _refusal(
+        return _build_refusal(
             ErrorCode.not_leader_or_follower,
             f"Broker {broker.node_id} is cut off from the cluster, where another may lead"
             f" {partition.topic}-{partition.index}.",
         )
-    attributes = low_attributes(data)
+    attributes = read_low_attributes(data)
     if attributes & TRANSACTIONAL_BIT:
-        refusal = _refused_in_transaction(request, partition, refused)
+        refusal = _check_transaction(request, partition, refused)
         if refusal is not None:
             return refusal
+    return _check_form(request, partition, data)
+
+
+def _check_form(request: Request, partition: Partition, data: memoryview) -> _Entry | None:
+    """The refusal of a batch in a form that its version or its topic does not allow."""
+    attributes = read_low_attributes(data)
     if request.version < _ZSTD_FROM and attributes & COMPRESSION_MASK == Compression.ZSTD:
-        return _refusal(
+        return _build_refusal(
             ErrorCode.unsupported_compression_type,
             f"Produce version {request.version} has no zstd. Use version {_ZSTD_FROM} or newer.",
+        )
+    if (
+        partition.log.config.deduplicates
+        and (count := int.from_bytes(data[RECORD_COUNT_AT:HEADER_SIZE], "big")) > IDS_OF_BATCH_MAX
+    ):
+        return _build_refusal(
+            ErrorCode.message_too_large,
+            f"A batch of {count} records. Where shoal.deduplication.window.ms is set, it may have"
+            f" {IDS_OF_BATCH_MAX}.",
         )
     return None
 
 
-def _refused_with_another(
+def _check_predecessor(
     broker: Broker,
-    where: tuple[str, UUID | None, int],
+    partition_key: tuple[str, UUID | None, int],
     partition: Partition,
     data: memoryview | None,
 ) -> _Entry | None:
     """The refusal of a batch that was sent behind a refused one (`refused_batches`)."""
     assert data is not None
-    code = broker.refused_batches.ahead_of(
-        where, data, partition.log.producers, broker.clock.now_ms()
+    code = broker.rejected_batches.predecessor_error(
+        partition_key, data, partition.log.producers, broker.clock.now_ms()
     )
     if code is None:
         return None
-    refusal = _refusal(code, "The producer's batch before this one was refused, and comes first.")
+    refusal = _build_refusal(
+        code, "The producer's batch before this one was refused, and comes first."
+    )
     if code is ErrorCode.not_leader_or_follower:
-        refusal |= _not_leader(partition)
+        refusal |= _build_leader_hint(partition)
     return refusal
 
 
-def _refused_by_log(
+def _build_log_refusal(
     broker: Broker,
-    where: tuple[str, UUID | None, int],
+    partition_key: tuple[str, UUID | None, int],
     partition: Partition,
     data: memoryview,
     error: AppendRefused,
@@ -340,37 +382,42 @@ def _refused_by_log(
     if (
         error.code is ErrorCode.out_of_order_sequence_number
         and lead is not None
-        and broker.refused_batches.overtook(where, data, partition.log.producers, lead.start_offset)
+        and broker.rejected_batches.is_reordered(
+            partition_key, data, partition.log.producers, lead.start_offset
+        )
     ):
         message = "A batch of the producer before this one may be on its way, and comes first."
-        return _refusal(ErrorCode.not_leader_or_follower, message) | _not_leader(partition)
-    return _refusal(error.code, error.message, error.record_errors)
+        return _build_refusal(ErrorCode.not_leader_or_follower, message) | _build_leader_hint(
+            partition
+        )
+    refusal = _build_refusal(error.code, error.message, error.record_errors)
+    if error.code is ErrorCode.not_leader_or_follower:
+        refusal |= _build_leader_hint(partition)
+    return refusal
 
 
-def _not_leader(partition: Partition) -> _Entry:
+def _build_leader_hint(partition: Partition) -> _Entry:
     """The error with the current leader, for the client to retry there (KIP-951)."""
-    return _led_by(partition.leader_id, partition.leader_epoch)
+    return _build_not_leader(partition.leader_id, partition.leader_epoch)
 
 
-def _led_by(leader_id: int, leader_epoch: int) -> _Entry:
+def _build_not_leader(leader_id: int, leader_epoch: int) -> _Entry:
     leader = {"leader_id": leader_id, "leader_epoch": leader_epoch}
     return {"error_code": ErrorCode.not_leader_or_follower, "current_leader": leader}
 
 
-def _refused_in_transaction(
-    request: Request, partition: Partition, refused: Refused
-) -> _Entry | None:
+def _check_transaction(request: Request, partition: Partition, refused: Refused) -> _Entry | None:
     """The refusal of a transactional batch."""
     if request.body.transactional_id is None:
-        return _refusal(
+        return _build_refusal(
             ErrorCode.transactional_id_authorization_failed,
             "A transactional batch in a request without a transactional id.",
         )
-    found = refused.get((partition.topic, partition.index))
-    return None if found is None else _refusal(*found)
+    error = refused.get((partition.topic, partition.index))
+    return None if error is None else _build_refusal(*error)
 
 
-def _refusal(
+def _build_refusal(
     code: ErrorCode, message: str | None, record_errors: Sequence[tuple[int, str]] = ()
 ) -> _Entry:
     return {
@@ -386,14 +433,14 @@ def _refusal(
     }
 
 
-def _acknowledged(broker: Broker, response: Body, waiting: list[_Waiting]) -> Body | None:
+def _try_acknowledge(broker: Broker, response: Body, waiting: list[_Waiting]) -> Body | None:
     """The response once every append is acknowledged, or lost with the leadership; None before."""
     for written, entry in waiting:
         partition = written.partition
         if partition.log.offline:
             entry["error_code"] = ErrorCode.kafka_storage_error
         elif written.is_lost:
-            entry |= _not_leader(partition)
+            entry |= _build_leader_hint(partition)
         elif not written.is_committed:
             if not broker.replicas.is_cut_off(partition):
                 return None
@@ -403,7 +450,7 @@ def _acknowledged(broker: Broker, response: Body, waiting: list[_Waiting]) -> Bo
     return response
 
 
-def _timed_out(response: Body, waiting: list[_Waiting]) -> Body:
+def _build_timeout(response: Body, waiting: list[_Waiting]) -> Body:
     for written, entry in waiting:
         if not written.is_committed:
             entry["error_code"] = ErrorCode.request_timed_out
@@ -414,13 +461,13 @@ def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
     """The error of the whole request, for every partition."""
     if request.body.acks == 0:
         raise WireError(f"a produce with acks=0 was refused: {code.name}")
-    which = "topic_id" if request.version >= TOPIC_IDS_FROM else "name"
+    topic_field = "topic_id" if request.version >= TOPIC_IDS_FROM else "name"
     return {
         "responses": [
             {
-                which: topic_id if request.version >= TOPIC_IDS_FROM else name,
+                topic_field: topic_id if request.version >= TOPIC_IDS_FROM else name,
                 "partition_responses": [
-                    _refusal(code, message) | {"index": index} for index, _ in partitions
+                    _build_refusal(code, message) | {"index": index} for index, _ in partitions
                 ],
             }
             for name, topic_id, partitions in request.body.topics

@@ -8,22 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.handlers.get_telemetry_subscriptions import COMPRESSION_TYPES, subscription_of
+from shoal.server.handlers.get_telemetry_subscriptions import COMPRESSION_TYPES, find_subscription
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import cluster as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 _UNCOMPRESSED = 0
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> responses.PushTelemetryResponse:
     body = request.body
     if body.client_instance_id is None:
         raise ApiError(ErrorCode.invalid_request)
     if (
         body.subscription_id
-        != subscription_of(broker, request, body.client_instance_id).subscription_id
+        != find_subscription(broker, request, body.client_instance_id).subscription_id
     ):
         raise ApiError(ErrorCode.unknown_subscription_id)
     if body.compression_type not in (_UNCOMPRESSED, *COMPRESSION_TYPES):

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from shoal.coordinator.contract import Result
-from shoal.server.handlers.share_group_state import for_each_partition
-from shoal.server.share.persister import delay_entries, summary_of
+from shoal.coordinator.contract import CoordinatorResult
+from shoal.server.handlers.share_group_state import decide_each_partition
+from shoal.server.share.persister import build_delay_entries, build_summary
 
 if TYPE_CHECKING:
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.state_store import ShareStateShard
+    from shoal.protocol.responses import share as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import BodyOrFuture, Request
+
+    _Result = responses.ReadShareGroupStateSummaryPartitionResult
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    def one(
+def handle(
+    broker: Broker, request: Request
+) -> BodyOrFuture[responses.ReadShareGroupStateSummaryResponse]:
+    def decide(
         shard: ShareStateShard, _now_ms: int, key: ShareKey, _entry: Any
-    ) -> tuple[dict[str, Any], Result]:
-        summary = summary_of(shard, key)
-        return summary | {"delays": delay_entries(summary.get("delays", ()))}, Result()
+    ) -> tuple[_Result, CoordinatorResult]:
+        summary = build_summary(shard, key)
+        fields = summary | {"delays": build_delay_entries(summary.get("delays", ()))}
+        return cast("_Result", fields), CoordinatorResult()
 
-    return for_each_partition(broker, request, one, ordered=False)
+    return decide_each_partition(broker, request, decide, ordered=False)

@@ -8,13 +8,18 @@ from shoal.metadata.delegation_tokens import renew as decide
 from shoal.server.handlers import token_requests
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.protocol.responses import security as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(
+    broker: Broker, request: Request
+) -> asyncio.Future[responses.RenewDelegationTokenResponse]:
     mac, period_ms = request.body.hmac, request.body.renew_period_ms
-    about = token_requests.request_of(broker, request)
+    about = token_requests.parse_request(broker, request)
     return broker.security_records.submit(
         lambda image: decide(image, about, mac, period_ms), token_requests.answer
     )

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import security as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(_broker: Broker, _request: Request) -> Answer:
+def handle(_broker: Broker, _request: Request) -> responses.SaslHandshakeResponse:
     return {"error_code": ErrorCode.illegal_sasl_state, "mechanisms": []}
 
 
-def authenticate(_broker: Broker, _request: Request) -> Answer:
+def authenticate(_broker: Broker, _request: Request) -> responses.SaslAuthenticateResponse:
     return {
         "error_code": ErrorCode.illegal_sasl_state,
         "error_message": "SaslAuthenticate request received after successful authentication",

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import (
-    PartitionError,
+    ShareAcknowledgePartition,
     ShareAcknowledgeRequest,
     write_acknowledge,
-    write_acknowledged,
+    write_acknowledge_success,
 )
 from shoal.server.handlers import authorization
-from shoal.server.handlers.share_fetch import checked_ids
+from shoal.server.handlers.share_fetch import check_ids
 from shoal.server.network.deferred import DeferredResponse
-from shoal.server.network.error_counts import counted
-from shoal.server.share.acknowledge import Acks, count_by_type, misuse
-from shoal.server.share.fetch import current_leader, endpoints_of
-from shoal.server.share.leader import Phase
+from shoal.server.network.error_counts import make_counted_body
+from shoal.server.share.acknowledge import PendingAcknowledgements, count_by_type, validate
+from shoal.server.share.fetch import find_current_leader, list_endpoints
+from shoal.server.share.leader import LeaderPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 def handle(broker: Broker, request: Request) -> Answer:
     body: ShareAcknowledgeRequest = request.body
     service = broker.share
-    group_id, member_id = checked_ids(body.group_id, body.member_id)
+    group_id, member_id = check_ids(body.group_id, body.member_id)
     if body.share_session_epoch == INITIAL_EPOCH:
         raise ApiError(
             ErrorCode.invalid_share_session_epoch,
             "a share session is opened by ShareFetch, not by an acknowledgement",
         )
-    service.sessions.next(group_id, member_id, body.share_session_epoch, request.peer.principal)
+    service.sessions.advance(group_id, member_id, body.share_session_epoch, request.peer.principal)
     if body.share_session_epoch != FINAL_EPOCH and (single := _acknowledge_single(broker, request)):
         return single
-    acks = Acks(service, authorization.reads(broker, request))
+    acks = PendingAcknowledgements(service, authorization.make_read_checker(broker, request))
     acks.apply(
         group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
     )
     if body.share_session_epoch == FINAL_EPOCH:
-        acks.then(
+        acks.on_applied(
             lambda: service.sessions.end(
                 group_id, member_id, request.peer, undelivered=body.undelivered
             )
@@ -55,11 +55,11 @@ def handle(broker: Broker, request: Request) -> Answer:
         return _answer(broker, request, acks.failures)
     answer = DeferredResponse()
 
-    def settled() -> None:
+    def on_settled() -> None:
         if not answer.done():
             answer.set_result(_answer(broker, request, acks.failures))
 
-    acks.when_settled(settled)
+    acks.on_settled(on_settled)
     return answer
 
 
@@ -76,7 +76,7 @@ class _SingleAcknowledgement(DeferredResponse):
     def __call__(self, failure: Failure | None) -> None:
         """The write is committed, or has failed."""
         (topic_id, ((index, batches),)) = self._request.body.topics[0]
-        if failure is None:
+        if failure is None or failure.code is ErrorCode.none:
             count_by_type(self._broker.share.acknowledged, batches)
         if not self.done():
             failures = {} if failure is None else {(topic_id, index): failure}
@@ -91,11 +91,11 @@ def _acknowledge_single(broker: Broker, request: Request) -> _SingleAcknowledgem
         return None
     topic_id, ((index, batches),) = body.topics[0]
     leader = broker.share.find(body.group_id or "", topic_id, index)
-    if len(batches) != 1 or leader is None or leader.phase is not Phase.ACTIVE:
+    if len(batches) != 1 or leader is None or leader.phase is not LeaderPhase.ACTIVE:
         return None
-    if misuse(batches, version=request.version, is_renew=body.is_renew_ack) is not None:
+    if validate(batches, version=request.version, is_renew=body.is_renew_ack) is not None:
         return None
-    reads = authorization.reads(broker, request)
+    reads = authorization.make_read_checker(broker, request)
     if reads is not None and not reads(topic_id):
         return None
     single = _SingleAcknowledgement(broker, request)
@@ -106,23 +106,27 @@ def _acknowledge_single(broker: Broker, request: Request) -> _SingleAcknowledgem
 
 
 def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int], Failure]) -> Body:
-    lock_ms = broker.share.settings(request.body.group_id).lock_duration_ms
+    lock_ms = broker.share.get_settings(request.body.group_id).lock_duration_ms
     if not failures:
-        taken = write_acknowledged(request.version, request.body.topics, lock_ms)
-        return counted(taken, _no_errors(request))
+        encoded = write_acknowledge_success(request.version, request.body.topics, lock_ms)
+        return make_counted_body(encoded, _count_without_errors(request))
     topics, moved = [], []
-    counts = _no_errors(request)
+    counts = _count_without_errors(request)
     for topic_id, partitions in request.body.topics:
         entries = []
         for index, _ in partitions:
             failure = failures.get((topic_id, index))
             if failure is None:
-                entries.append(PartitionError(index))
+                entries.append(ShareAcknowledgePartition(index))
                 continue
-            entry = PartitionError(index, failure.code, failure.message)
+            entry = ShareAcknowledgePartition(
+                index, failure.code, failure.message, cancelled=failure.cancelled
+            )
             counts[ErrorCode.none] -= 1
             counts[failure.code] = counts.get(failure.code, 0) + 1
-            leader = current_leader(broker.image, broker.node_id, (topic_id, index), failure.code)
+            leader = find_current_leader(
+                broker.image, broker.node_id, (topic_id, index), failure.code
+            )
             if leader is not None:
                 moved.append(leader)
                 entry = entry._replace(current_leader=leader)
@@ -132,16 +136,16 @@ def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int]
         request.version,
         topics,
         acquisition_lock_timeout_ms=lock_ms,
-        endpoints=endpoints_of(broker.image, request.peer, moved) if moved else (),
+        endpoints=list_endpoints(broker.image, request.peer, moved) if moved else (),
     )
-    return counted(body, counts)
+    return make_counted_body(body, counts)
 
 
-def _no_errors(request: Request) -> dict[int, int]:
+def _count_without_errors(request: Request) -> dict[int, int]:
     """Return the counts of a response without errors, of the whole and of each partition."""
-    return {ErrorCode.none: 1 + sum(len(found) for _, found in request.body.topics)}
+    return {ErrorCode.none: 1 + sum(len(partitions) for _, partitions in request.body.topics)}
 
 
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
     body = write_acknowledge(request.version, (), error_code=code, error_message=message)
-    return counted(body, {code: 1})
+    return make_counted_body(body, {code: 1})

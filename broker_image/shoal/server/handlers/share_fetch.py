@@ -12,8 +12,8 @@ from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import ShareFetchRequest, write_fetch
 from shoal.server.handlers import authorization
-from shoal.server.network.error_counts import counted
-from shoal.server.share.acknowledge import Acks
+from shoal.server.network.error_counts import make_counted_body
+from shoal.server.share.acknowledge import PendingAcknowledgements
 from shoal.server.share.fetch import check_acquire_mode
 
 if TYPE_CHECKING:
@@ -27,14 +27,16 @@ MEMBER_ID_LENGTH_MAX = 36
 def handle(broker: Broker, request: Request) -> Answer:
     body: ShareFetchRequest = request.body
     service = broker.share
-    group_id, member_id = checked_ids(body.group_id, body.member_id)
+    group_id, member_id = check_ids(body.group_id, body.member_id)
     if body.is_renew_ack:
         _check_renewal(body)
     check_acquire_mode(request)
-    requested = [(topic_id, index) for topic_id, found in body.topics for index, _ in found]
-    acks = Acks(service, authorization.reads(broker, request))
+    requested = [
+        (topic_id, index) for topic_id, partitions in body.topics for index, _ in partitions
+    ]
+    acks = PendingAcknowledgements(service, authorization.make_read_checker(broker, request))
     if body.share_session_epoch == INITIAL_EPOCH:
-        if any(batches for _, found in body.topics for _, batches in found):
+        if any(batches for _, partitions in body.topics for _, batches in partitions):
             raise ApiError(
                 ErrorCode.invalid_request,
                 "a request that opens a share session acknowledges nothing",
@@ -44,9 +46,9 @@ def handle(broker: Broker, request: Request) -> Answer:
                 request.peer, group_id, member_id, requested, request.header.client_id or ""
             )
         except ApiError as refused:
-            return _later(broker, body.max_wait_ms, refused)
+            return _refuse_later(broker, body.max_wait_ms, refused)
     else:
-        session = service.sessions.next(
+        session = service.sessions.advance(
             group_id, member_id, body.share_session_epoch, request.peer.principal
         )
         for key in requested:
@@ -59,15 +61,15 @@ def handle(broker: Broker, request: Request) -> Answer:
                 session.partitions.pop((topic_id, index), None)
     answer = service.fetches.answer(request, session, acks)
     if body.share_session_epoch == FINAL_EPOCH:
-        acks.then(lambda: service.sessions.end(group_id, member_id, request.peer))
+        acks.on_applied(lambda: service.sessions.end(group_id, member_id, request.peer))
     return answer
 
 
 def refuse(_request: Request, code: ErrorCode, message: str | None) -> Body:
-    return counted(write_fetch({}, error_code=code, error_message=message), {code: 1})
+    return make_counted_body(write_fetch({}, error_code=code, error_message=message), {code: 1})
 
 
-def checked_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
+def check_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
     """The group id and member id of a request. Raises INVALID_REQUEST for invalid ones."""
     if not group_id:
         raise ApiError(ErrorCode.invalid_request, "Invalid group id in the request.")
@@ -84,7 +86,7 @@ def _check_renewal(body: ShareFetchRequest) -> None:
         )
 
 
-def _later(broker: Broker, max_wait_ms: int, refused: ApiError) -> Answer:
+def _refuse_later(broker: Broker, max_wait_ms: int, refused: ApiError) -> Answer:
     """Refuse after the maximum wait of the fetch, because clients retry at once."""
     answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
 
@@ -92,5 +94,5 @@ def _later(broker: Broker, max_wait_ms: int, refused: ApiError) -> Answer:
         if not answer.done():
             answer.set_exception(refused)
 
-    broker.timers.at(broker.clock.now_ms() + max_wait_ms, refuse_now)
+    broker.timers.call_at(broker.clock.now_ms() + max_wait_ms, refuse_now)
     return answer

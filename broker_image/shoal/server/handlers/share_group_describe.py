@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.server.handlers.consumer_group_describe import described
+from shoal.server.handlers.consumer_group_describe import describe_groups
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import share as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    return described(broker, request, "share")
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.ShareGroupDescribeResponse]:
+    return describe_groups(broker, request, "share")

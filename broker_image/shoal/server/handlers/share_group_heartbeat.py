@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.coordinator.group.share_membership import HeartbeatRequest
+from shoal.coordinator.group.share.membership import ShareGroupHeartbeatRequest
 from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.protocol.responses import share as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(
+    broker: Broker, request: Request
+) -> asyncio.Future[responses.ShareGroupHeartbeatResponse]:
     body = request.body
     names = body.subscribed_topic_names
     authorization.check_subscription(broker, request, names)
-    heartbeat = HeartbeatRequest(
+    heartbeat = ShareGroupHeartbeatRequest(
         body.group_id,
         body.member_id,
         body.member_epoch,

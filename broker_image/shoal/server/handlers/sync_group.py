@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.coordinator.group.classic_requests import SyncRequest
-from shoal.coordinator.group.groups import code
+from shoal.coordinator.group.classic.requests import SyncGroupRequest
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import groups as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
 NAMES_PROTOCOL_SINCE = 5
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.SyncGroupResponse]:
     body = request.body
     if not body.group_id:
-        return code(ErrorCode.invalid_group_id)
+        return {"error_code": ErrorCode.invalid_group_id}
     protocol_type = getattr(body, "protocol_type", None)
     protocol_name = getattr(body, "protocol_name", None)
     if request.version >= NAMES_PROTOCOL_SINCE and None in (protocol_type, protocol_name):
         # Version 5 requires them, so that a mismatch is detected (KIP-559).
-        return code(ErrorCode.inconsistent_group_protocol)
-    sync = SyncRequest(
+        return {"error_code": ErrorCode.inconsistent_group_protocol}
+    sync = SyncGroupRequest(
         body.group_id,
         body.generation_id,
         body.member_id,

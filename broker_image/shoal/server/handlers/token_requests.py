@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.metadata import delegation_tokens
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -11,6 +11,7 @@ from shoal.security.delegation_tokens import TokenLifetimes
 from shoal.server.listener_security import SecurityProtocol
 
 if TYPE_CHECKING:
+    from shoal.protocol.responses import security as responses
     from shoal.server.broker import Broker
     from shoal.server.config import BrokerConfig
     from shoal.server.network.api import Peer, Request
@@ -35,31 +36,33 @@ def admit(_broker: Broker, request: Request) -> None:
     check_connection(request.peer)
 
 
-def secret(config: BrokerConfig) -> bytes:
+def get_secret(config: BrokerConfig) -> bytes:
     """Return the key of the HMACs; empty if tokens are disabled."""
     return (config["delegation.token.secret.key"] or "").encode()
 
 
-def lifetimes(config: BrokerConfig) -> TokenLifetimes:
+def get_lifetimes(config: BrokerConfig) -> TokenLifetimes:
     """Return how long tokens live."""
     return TokenLifetimes(
         config["delegation.token.max.lifetime.ms"], config["delegation.token.expiry.time.ms"]
     )
 
 
-def request_of(broker: Broker, request: Request) -> delegation_tokens.Request:
+def parse_request(broker: Broker, request: Request) -> delegation_tokens.TokenRequest:
     """Return what the decisions need to know of a request."""
     config = broker.config
-    return delegation_tokens.Request(
-        request.peer.principal, secret(config), lifetimes(config), broker.clock.now_ms()
+    return delegation_tokens.TokenRequest(
+        request.peer.principal, get_secret(config), get_lifetimes(config), broker.clock.now_ms()
     )
 
 
-def answer(outcome: tuple[ErrorCode, int]) -> dict[str, Any]:
+def answer(outcome: tuple[ErrorCode, int]) -> responses.RenewDelegationTokenResponse:
     """Return the response of RenewDelegationToken and ExpireDelegationToken."""
     code, expiry_ms = outcome
     return {"error_code": code, "expiry_timestamp_ms": expiry_ms}
 
 
-def refuse(_request: Request, code: int, _message: str | None) -> dict[str, Any]:
+def refuse(
+    _request: Request, code: int, _message: str | None
+) -> responses.RenewDelegationTokenResponse:
     return {"error_code": code, "expiry_timestamp_ms": -1}

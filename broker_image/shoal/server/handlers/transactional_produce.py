@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.record.batch import HEADER_SIZE, BatchHeader, CorruptBatch, read_header
 from shoal.replication.partition import Partition
-from shoal.server.coordinators.transactions import Errors, append_error
+from shoal.server.coordinators.transactions import Errors, to_append_error
 from shoal.server.network.api import Answer, Body, Request
-from shoal.transaction.shard import Writer
+from shoal.transaction.shard import ProducerIdentity
 
 if TYPE_CHECKING:
     from shoal.protocol.produce import ProduceRequest
@@ -30,45 +30,47 @@ Append = Callable[["Broker", Request, Refused], Answer]
 Batch = tuple[Partition, BatchHeader]
 
 
-def enlisted(broker: Broker, request: Request, append: Append) -> Answer:
+def append_enlisted(broker: Broker, request: Request, append: Append) -> Answer:
     """Call `append` once the request's partitions are enlisted, and return its answer."""
-    batches = _batches(broker, request.body)
+    batches = _find_batches(broker, request.body)
     service = broker.transactions
-    if not batches or not service.to_enlist(batches, implicit=_implicit(request)):
+    if not batches or not service.needs_enlistment(batches, implicit=_is_implicit(request)):
         return append(broker, request, {})
     if request.body.acks == 0:
         raise WireError("a transactional produce with acks=0 cannot get an error: set acks=all")
     _, first = batches[0]
-    writer = Writer(request.body.transactional_id, first.producer_id, first.producer_epoch)
+    writer = ProducerIdentity(
+        request.body.transactional_id, first.producer_id, first.producer_epoch
+    )
     answers: list[Answer] = []
-    later: list[asyncio.Future[Any]] = []
+    futures: list[asyncio.Future[Any]] = []
 
-    def then(errors: Errors) -> None:
-        answer = append(broker, request, _refused(request, batches, errors))
-        if later:
-            pass_on(answer, later[0])
+    def on_enlisted(errors: Errors) -> None:
+        answer = append(broker, request, _collect_refused(request, batches, errors))
+        if futures:
+            pass_on(answer, futures[0])
         else:
             answers.append(answer)
 
     service.enlist(
         writer,
         [(partition.topic, partition.index) for partition, _ in batches],
-        implicit=_implicit(request),
-        then=then,
+        implicit=_is_implicit(request),
+        callback=on_enlisted,
     )
     if answers:
         return answers[0]
-    later.append(broker.loop.create_future())
-    return later[0]
+    futures.append(broker.loop.create_future())
+    return futures[0]
 
 
-def _implicit(request: Request) -> bool:
+def _is_implicit(request: Request) -> bool:
     return request.version >= IMPLICIT_SINCE
 
 
-def _batches(broker: Broker, body: ProduceRequest) -> list[Batch]:
+def _find_batches(broker: Broker, body: ProduceRequest) -> list[Batch]:
     """The transactional batches for partitions that this broker leads."""
-    found = []
+    batches = []
     for name, topic_id, partitions in body.topics:
         for index, data in partitions:
             partition = broker.partitions.find(name, topic_id, index)
@@ -81,36 +83,36 @@ def _batches(broker: Broker, body: ProduceRequest) -> list[Batch]:
             except CorruptBatch:
                 continue  # The log refuses it.
             if header.is_transactional:
-                found.append((partition, header))
-    return found
+                batches.append((partition, header))
+    return batches
 
 
-def _refused(request: Request, batches: list[Batch], errors: Errors) -> Refused:
+def _collect_refused(request: Request, batches: list[Batch], errors: Errors) -> Refused:
     """The errors of the partitions that are refused."""
     refused: Refused = {}
     for partition, header in batches:
-        where = (partition.topic, partition.index)
-        error = errors.get(where, ErrorCode.none)
+        partition_key = (partition.topic, partition.index)
+        error = errors.get(partition_key, ErrorCode.none)
         if error:
-            code = append_error(
-                error, abortable=request.version >= ABORTABLE_SINCE, implicit=_implicit(request)
+            code = to_append_error(
+                error, abortable=request.version >= ABORTABLE_SINCE, implicit=_is_implicit(request)
             )
             message = f"{partition.topic}-{partition.index} is not part of the transaction of"
             message += f" {request.body.transactional_id}: {error.name.upper()}."
-            refused[where] = (code, message)
-        elif _begins_amid(request, partition, header):
-            refused[where] = (
+            refused[partition_key] = (code, message)
+        elif _is_amid_transaction(request, partition, header):
+            refused[partition_key] = (
                 ErrorCode.out_of_order_sequence_number,
                 f"producer {header.producer_id} begins with sequence {header.base_sequence}, not 0",
             )
     return refused
 
 
-def _begins_amid(request: Request, partition: Partition, header: BatchHeader) -> bool:
+def _is_amid_transaction(request: Request, partition: Partition, header: BatchHeader) -> bool:
     """Whether a transaction of version 2 does not begin with sequence 0. A later batch before the
     first one would leave an open transaction that no marker ends."""
     unknown = partition.log.producers.get(header.producer_id) is None
-    return unknown and header.base_sequence != 0 and _implicit(request)
+    return unknown and header.base_sequence != 0 and _is_implicit(request)
 
 
 def pass_on(answer: Answer, to: asyncio.Future[Body | None]) -> None:
@@ -123,12 +125,12 @@ def pass_on(answer: Answer, to: asyncio.Future[Body | None]) -> None:
         to.set_result(answer)
         return
 
-    def done(given: asyncio.Future[Any]) -> None:
-        if to.done() or given.cancelled():
+    def on_done(future: asyncio.Future[Any]) -> None:
+        if to.done() or future.cancelled():
             to.cancel()
-        elif (error := given.exception()) is not None:
+        elif (error := future.exception()) is not None:
             to.set_exception(error)
         else:
-            to.set_result(given.result())
+            to.set_result(future.result())
 
-    answer.add_done_callback(done)
+    answer.add_done_callback(on_done)

@@ -8,12 +8,18 @@ from shoal.metadata.brokers import unregister
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.protocol.responses import quorum as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> asyncio.Future[responses.UnregisterBrokerResponse]:
     return broker.metadata.submit(
-        lambda image: unregister(image, request.body.broker_id),
-        lambda _: {"error_code": ErrorCode.none},
+        lambda image: unregister(image, request.body.broker_id), _build_response
     )
+
+
+def _build_response(_: object) -> responses.UnregisterBrokerResponse:
+    return {"error_code": ErrorCode.none}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.metadata.controller import UPGRADE, update_features
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.protocol.responses import quorum as responses
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Request
+
+_FAILED = "The update failed for all features since the following feature had an error: "
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> asyncio.Future[responses.UpdateFeaturesResponse]:
     body = request.body
     # Version 0 has a flag instead of the type, which Kafka ignores.
     updates = [
@@ -23,15 +28,21 @@ def handle(broker: Broker, request: Request) -> Answer:
         lambda image: update_features(
             image, updates, validate_only=getattr(body, "validate_only", False)
         ),
-        lambda errors: _answer([name for name, _, _ in updates], errors),
+        lambda errors: _build_response([name for name, _, _ in updates], errors),
     )
 
 
-def _answer(features: list[str], errors: dict[str, tuple[ErrorCode, str]]) -> dict[str, Any]:
+def _build_response(
+    features: list[str], errors: dict[str, tuple[ErrorCode, str]]
+) -> responses.UpdateFeaturesResponse:
     if errors:
         code, message = next(iter(errors.values()))
-        return {"error_code": code, "error_message": f"No feature was updated. {message}"}
+        return {"error_code": code, "error_message": f"{_FAILED}{message}"}
     return {
         "error_code": ErrorCode.none,
-        "results": [{"feature": name, "error_code": ErrorCode.none} for name in features],
+        # In these results of versions 0 and 1, Kafka has the name of the code for a message.
+        "results": [
+            {"feature": name, "error_code": ErrorCode.none, "error_message": "NONE"}
+            for name in features
+        ],
     }

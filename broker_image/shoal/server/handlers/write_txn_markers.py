@@ -8,23 +8,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.coordinators.transaction_markers import COMMIT_TIMEOUT_MS, Marker
+from shoal.server.coordinators.transaction_markers import COMMIT_TIMEOUT_MS, TransactionMarker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from shoal.protocol.responses import transactions as responses
     from shoal.replication.pending_append import PendingAppend
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.api import BodyOrFuture, Request
 
-Result = dict[str, Any]
+    _PartitionResult = responses.WriteTxnMarkersWritableTxnMarkerPartitionResult
+    _Waiting = tuple[PendingAppend, _PartitionResult]
 
 
-def handle(broker: Broker, request: Request) -> Answer:
-    waiting: list[tuple[PendingAppend, Result]] = []
-    response = {"markers": [_written(broker, asked, waiting) for asked in request.body.markers]}
+def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.WriteTxnMarkersResponse]:
+    waiting: list[_Waiting] = []
+    response: responses.WriteTxnMarkersResponse = {
+        "markers": [_write_marker(broker, marker, waiting) for marker in request.body.markers]
+    }
 
-    def committed() -> Body | None:
+    def check_committed() -> responses.WriteTxnMarkersResponse | None:
         for written, result in waiting:
             if written.is_lost:
                 result["error_code"] = ErrorCode.not_leader_or_follower
@@ -32,38 +34,38 @@ def handle(broker: Broker, request: Request) -> Answer:
                 return None
         return response
 
-    def timed_out() -> Body:
+    def expire() -> responses.WriteTxnMarkersResponse:
         for written, result in waiting:
             if not written.is_committed:
                 result["error_code"] = ErrorCode.request_timed_out
         return response
 
-    if committed() is not None:
+    if check_committed() is not None:
         return response
     return broker.purgatory.park(
         keys=[written.partition.key for written, _ in waiting],
-        attempt=committed,
-        expire=timed_out,
+        attempt=check_committed,
+        expire=expire,
         deadline_ms=broker.clock.now_ms() + COMMIT_TIMEOUT_MS,
     )
 
 
-def _written(
-    broker: Broker, asked: Any, waiting: list[tuple[PendingAppend, Result]]
-) -> Mapping[str, Any]:
+def _write_marker(
+    broker: Broker, requested: Any, waiting: list[_Waiting]
+) -> responses.WriteTxnMarkersWritableTxnMarkerResult:
     """The results of one marker. Those that wait for their commit are added to `waiting`."""
-    marker = Marker(
-        asked.producer_id,
-        asked.producer_epoch,
-        asked.transaction_result,
-        asked.coordinator_epoch,
-        getattr(asked, "transaction_version", 0),
+    marker = TransactionMarker(
+        requested.producer_id,
+        requested.producer_epoch,
+        requested.transaction_result,
+        requested.coordinator_epoch,
+        getattr(requested, "transaction_version", 0),
     )
-    topics = []
-    for topic in asked.topics:
-        results = []
+    topics: list[responses.WriteTxnMarkersWritableTxnMarkerTopicResult] = []
+    for topic in requested.topics:
+        results: list[_PartitionResult] = []
         for index in topic.partition_indexes:
-            result: Result = {"partition_index": index, "error_code": ErrorCode.none}
+            result: _PartitionResult = {"partition_index": index, "error_code": ErrorCode.none}
             try:
                 written = broker.transactions.markers.append(topic.name, index, marker)
                 waiting.append((written, result))
@@ -71,10 +73,12 @@ def _written(
                 result["error_code"] = refused.code
             results.append(result)
         topics.append({"name": topic.name, "partitions": results})
-    return {"producer_id": asked.producer_id, "topics": topics}
+    return {"producer_id": requested.producer_id, "topics": topics}
 
 
-def refuse(request: Request, code: ErrorCode, _message: str | None) -> Body:
+def refuse(
+    request: Request, code: ErrorCode, _message: str | None
+) -> responses.WriteTxnMarkersResponse:
     """The error of the whole request, for every partition."""
     return {
         "markers": [

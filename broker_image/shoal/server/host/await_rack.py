@@ -26,14 +26,14 @@ def await_rack(file: Path, annotation: str, *, timeout_s: float = TIMEOUT_S) -> 
     """Return whether the file has the annotation, at the latest after `timeout_s`."""
     # Each line is `name="value"`.
     begin, began = f"{annotation}=", time.monotonic()
-    while not any(line.startswith(begin) for line in _lines(file)):
+    while not any(line.startswith(begin) for line in _read_lines(file)):
         if time.monotonic() - began >= timeout_s:
             return False
         time.sleep(_POLL_INTERVAL_S)
     return True
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     try:
         return file.read_text().splitlines()
     except FileNotFoundError:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.server.cluster_config import cluster_config
-from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
+from shoal.server.cluster_config import make_cluster_config
+from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracket_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,101 +37,119 @@ def allocate(config: BrokerConfig, *, host: str, cluster_id: str) -> list[Broker
     `cluster_id` is the id of a new cluster that consists of this host only, with the first broker
     as its only voter. Raises `InvalidConfig`.
     """
-    cluster = cluster_config(config)
+    cluster = make_cluster_config(config)
     if not cluster.is_broker:
         raise InvalidConfig(
             f"{SETTING} is {config[SETTING]}, but process.roles does not include broker. Run a"
             " controller without this setting."
         )
     shared = {SETTING: "1"}
-    shared |= {name: config.given[name] for name in _OF_CONTROLLERS if name in config.given}
+    shared |= {name: config.explicit[name] for name in _OF_CONTROLLERS if name in config.explicit}
     if not config["broker.rack"]:
         shared["broker.rack"] = host
     if cluster.voters is None:
-        shared["controller.quorum.voters"] = _single_voter(config, cluster.listener, host)
+        shared["controller.quorum.voters"] = _make_single_voter(config, cluster.listener, host)
         if cluster.cluster_id is None:
             shared["shoal.cluster.id"] = cluster_id
     voters = cluster.voters.voters if cluster.voters is not None else {config.node_id: None}
-    found = []
+    slots = []
     for number in range(config[SETTING]):
         id = config.node_id + number
         is_voter = id in voters or (number == 0 and not cluster.clustered)
         settings = shared | {
             "node.id": str(id),
             "log.dirs": str(Path(config.data_dir) / str(id)),
-            "process.roles": config.given.get("process.roles", "broker,controller")
+            "process.roles": config.explicit.get("process.roles", "broker,controller")
             if is_voter or number == 0
             else "broker",
         }
-        if "broker.id" in config.given:
+        if "broker.id" in config.explicit:
             settings["broker.id"] = str(id)
-        found.append(
-            BrokerSlot(id, settings | _listener_settings(config, number, is_voter or number == 0))
+        slots.append(
+            BrokerSlot(
+                id, settings | _build_listener_settings(config, number, is_voter or number == 0)
+            )
         )
-    _check_ports(found)
-    return found
+    _check_ports(slots)
+    return slots
 
 
-def _single_voter(config: BrokerConfig, listener: str, host: str) -> str:
-    (found,) = [one for one in config.listeners if one.name == listener] or config.listeners[:1]
-    advertised = config.advertised.get(found.name, found)
+def _make_single_voter(config: BrokerConfig, listener: str, host: str) -> str:
+    (endpoint,) = [
+        candidate for candidate in config.listeners if candidate.name == listener
+    ] or config.listeners[:1]
+    advertised = config.advertised.get(endpoint.name, endpoint)
     if not advertised.port:
         raise InvalidConfig(
-            f"{SETTING} is {config[SETTING]}, but listener {found.name} takes any free port."
+            f"{SETTING} is {config[SETTING]}, but listener {endpoint.name} takes any free port."
             " Give it a port, so that the brokers of the host can find each other."
         )
     name = host if advertised.host in ("", "0.0.0.0", "::") else advertised.host
-    return f"{config.node_id}@{bracketed(name)}:{advertised.port}"
+    return f"{config.node_id}@{bracket_host(name)}:{advertised.port}"
 
 
-def _listener_settings(config: BrokerConfig, number: int, is_controller: bool) -> dict[str, str]:
+def _build_listener_settings(
+    config: BrokerConfig, number: int, is_controller: bool
+) -> dict[str, str]:
     """Return the settings of the listeners of broker `number`. Only a controller gets listeners
     for controllers."""
     controller_names = {name.upper() for name in config["controller.listener.names"] or ()}
     listeners = [
-        one for one in config.listeners if is_controller or one.name not in controller_names
+        listener
+        for listener in config.listeners
+        if is_controller or listener.name not in controller_names
     ]
-    found = {"listeners": ",".join(_shifted(one, number) for one in listeners or config.listeners)}
-    advertised = [config.advertised[one.name] for one in listeners if one.name in config.advertised]
+    settings = {
+        "listeners": ",".join(
+            _shift_port(listener, number) for listener in listeners or config.listeners
+        )
+    }
+    advertised = [
+        config.advertised[listener.name]
+        for listener in listeners
+        if listener.name in config.advertised
+    ]
     if advertised:
-        found["advertised.listeners"] = ",".join(_shifted(one, number) for one in advertised)
+        settings["advertised.listeners"] = ",".join(
+            _shift_port(listener, number) for listener in advertised
+        )
     metrics = config.metrics_listener
     if metrics is not None:
-        found["shoal.metrics.listener"] = _shifted(metrics, number).partition("://")[2]
-    return found
+        settings["shoal.metrics.listener"] = _shift_port(metrics, number).partition("://")[2]
+    return settings
 
 
-def _shifted(endpoint: Endpoint, number: int) -> str:
+def _shift_port(endpoint: Endpoint, number: int) -> str:
     port = endpoint.port + number if endpoint.port else 0
     if port > _PORT_MAX:
         raise InvalidConfig(
             f"Port {endpoint.port} of {endpoint.name} is too high for {number + 1} brokers"
             f" ({SETTING}): the last broker would have no port. Choose a lower port."
         )
-    return f"{endpoint.name}://{bracketed(endpoint.host)}:{port}"
+    return f"{endpoint.name}://{bracket_host(endpoint.host)}:{port}"
 
 
-def _check_ports(found: list[BrokerSlot]) -> None:
+def _check_ports(slots: list[BrokerSlot]) -> None:
     """Raise `InvalidConfig` if two brokers listen at the same port."""
-    taken: dict[str, tuple[int, str]] = {}
-    for slot in found:
+    slot_by_port: dict[str, tuple[int, str]] = {}
+    for slot in slots:
         texts = slot.settings["listeners"].split(",")
         if "shoal.metrics.listener" in slot.settings:
             texts.append("metrics://" + slot.settings["shoal.metrics.listener"])
         for text in texts:
             name, _, address = text.partition("://")
             port = address.rpartition(":")[2]
-            if port != "0" and port in taken:
-                other, its = taken[port]
+            if port != "0" and port in slot_by_port:
+                other_id, its = slot_by_port[port]
                 raise InvalidConfig(
-                    f"Broker {other} ({its}) and broker {slot.id} ({name}) would both listen at"
-                    f" port {port}. Each of the {len(found)} brokers ({SETTING}) takes the next"
-                    f" port of each listener. Choose ports that are at least {len(found)} apart."
+                    f"Broker {other_id} ({its}) and broker {slot.id} ({name}) would both listen at"
+                    f" port {port}. Each of the {len(slots)} brokers ({SETTING}) takes the next"
+                    f" port of each listener. Choose ports that are at least {len(slots)} apart."
                 )
-            taken[port] = (slot.id, name)
+            slot_by_port[port] = (slot.id, name)
 
 
-def data_dir_conflict(config: BrokerConfig) -> str | None:
+def find_data_dir_conflict(config: BrokerConfig) -> str | None:
     """Return the message if the data directory of the host has the data of a single broker."""
     if not (Path(config.data_dir) / "meta.properties").exists():
         return None
@@ -142,11 +160,11 @@ def data_dir_conflict(config: BrokerConfig) -> str | None:
     )
 
 
-def existing_cluster_id(config: BrokerConfig) -> str | None:
+def read_cluster_id(config: BrokerConfig) -> str | None:
     """Return the cluster id in the first broker's data directory, or None if it is new."""
     try:
         text = (Path(config.data_dir) / str(config.node_id) / "meta.properties").read_text()
     except OSError:
         return None
-    found = dict(line.partition("=")[::2] for line in text.splitlines())
-    return found.get("cluster.id")
+    properties = dict(line.partition("=")[::2] for line in text.splitlines())
+    return properties.get("cluster.id")

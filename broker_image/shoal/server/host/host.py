@@ -74,8 +74,8 @@ class Host:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        watches = [asyncio.ensure_future(self._supervise(one)) for one in self._processes]
-        readying = asyncio.ensure_future(self._until_ready(started))
+        watches = [asyncio.ensure_future(self._supervise(broker)) for broker in self._processes]
+        readying = asyncio.ensure_future(self._await_ready(started))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((stopping, *watches), return_when=asyncio.FIRST_COMPLETED)
         readying.cancel()
@@ -85,41 +85,44 @@ class Host:
         if not failed:
             self._say("Stopped.")
         # A broker that has no signal handler yet ends by the signal.
-        return 1 if failed or any(one.status not in _STOPPED for one in self._processes) else 0
+        return (
+            1 if failed or any(broker.status not in _STOPPED for broker in self._processes) else 0
+        )
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            for one in self._processes:
-                self._signal(one, signal.SIGKILL)
+            for broker in self._processes:
+                self._signal(broker, signal.SIGKILL)
         self._stop.set()
 
-    async def _until_ready(self, started: float) -> None:
-        for one in self._processes:
-            await one.ready.wait()
+    async def _await_ready(self, started: float) -> None:
+        for broker in self._processes:
+            await broker.ready.wait()
         self._all_ready = True
         took_s = time.perf_counter() - started
         count = len(self._processes)
         self._say(f"Ready after {took_s:.2f} s: {count} brokers. Ctrl-C or SIGTERM stops them.")
 
-    async def _supervise(self, one: _BrokerProcess) -> bool:
+    async def _supervise(self, broker: _BrokerProcess) -> bool:
         """Run and restart a broker until the host stops. Return True if it did not start."""
         pause_s = PAUSE_S
         while not self._stopping:
             began = time.monotonic()
-            await self._run_once(one)
+            await self._run_once(broker)
             if self._stopping:
                 return False
             if not self._all_ready:
+                cause = broker.last_line.removeprefix("shoal server: ")
                 self._warn(
-                    f"shoal server: broker {one.slot.id} did not start:"
-                    f" {one.last_line.removeprefix('shoal server: ') or _exit_reason(one.status)}"
+                    f"shoal server: broker {broker.slot.id} did not start: "
+                    f"{cause or _format_exit(broker.status)}"
                 )
                 return True
             if time.monotonic() - began > STEADY_S:
                 pause_s = PAUSE_S
             self._warn(
-                f"shoal server: broker {one.slot.id} ended ({_exit_reason(one.status)}); it is"
-                f" started again in {pause_s:g} s."
+                f"shoal server: broker {broker.slot.id} ended ({_format_exit(broker.status)}); it "
+                f"is started again in {pause_s:g} s."
             )
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
@@ -132,10 +135,10 @@ class Host:
         except TimeoutError:
             pass
 
-    async def _run_once(self, one: _BrokerProcess) -> None:
+    async def _run_once(self, broker: _BrokerProcess) -> None:
         """Run a broker once."""
-        process = one.process = await asyncio.create_subprocess_exec(
-            *one.command_line,
+        process = broker.process = await asyncio.create_subprocess_exec(
+            *broker.command_line,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -145,18 +148,21 @@ class Host:
             preexec_fn=_end_with_parent,
         )
         if self._stopping:  # The signal came while the process was created.
-            self._signal(one, signal.SIGTERM)
+            self._signal(broker, signal.SIGTERM)
         assert process.stdout is not None
         assert process.stderr is not None
         await asyncio.gather(
-            self._forward_output(one, process.stdout, self._say),
-            self._forward_output(one, process.stderr, self._warn),
+            self._forward_output(broker, process.stdout, self._say),
+            self._forward_output(broker, process.stderr, self._warn),
         )
-        one.status = await process.wait()
-        one.process = None
+        broker.status = await process.wait()
+        broker.process = None
 
     async def _forward_output(
-        self, one: _BrokerProcess, stream: asyncio.StreamReader, write_line: Callable[[str], None]
+        self,
+        broker: _BrokerProcess,
+        stream: asyncio.StreamReader,
+        write_line: Callable[[str], None],
     ) -> None:
         while True:
             try:
@@ -167,12 +173,12 @@ class Host:
                 return
             line = line.rstrip("\n")
             if line.startswith("Ready after"):
-                one.ready.set()
+                broker.ready.set()
             refusal = line.startswith("shoal server: ")
             if refusal:
-                one.last_line = line
+                broker.last_line = line
             if write_line is self._say or (refusal and self._all_ready):
-                line = f"broker {one.slot.id}: {line}"
+                line = f"broker {broker.slot.id}: {line}"
             elif refusal:
                 continue  # `_supervise` writes it.
             write_line(line)
@@ -182,18 +188,20 @@ class Host:
         self._stopping = True
         self._stop.set()
         for is_controller in (False, True):
-            some = [one for one in self._processes if one.is_controller is is_controller]
-            for one in some:
-                self._signal(one, signal.SIGTERM)
-            ends = [one.process.wait() for one in some if one.process is not None]
+            brokers = [
+                broker for broker in self._processes if broker.is_controller is is_controller
+            ]
+            for broker in brokers:
+                self._signal(broker, signal.SIGTERM)
+            ends = [broker.process.wait() for broker in brokers if broker.process is not None]
             await asyncio.gather(*ends)
 
-    def _signal(self, one: _BrokerProcess, number: signal.Signals) -> None:
-        if one.process is not None and one.process.returncode is None:
-            one.process.send_signal(number)
+    def _signal(self, broker: _BrokerProcess, number: signal.Signals) -> None:
+        if broker.process is not None and broker.process.returncode is None:
+            broker.process.send_signal(number)
 
 
-def _exit_reason(status: int) -> str:
+def _format_exit(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
     try:

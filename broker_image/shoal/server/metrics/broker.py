@@ -8,13 +8,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.server.metrics.registry import Metrics, Samples, label
+from shoal.server.metrics.registry import MetricRegistry, Samples, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shoal.replication.partition import Partition
-    from shoal.server.disk import Disk
+    from shoal.server.disk import DiskExecutor
 
 _MANAGER = "kafka_server_ReplicaManager_"
 _SESSIONS = "kafka_server_FetchSessionCache_"
@@ -33,7 +33,7 @@ class FetchSessionsPort(Protocol):
     evictions_total: int
 
     def __len__(self) -> int: ...
-    def partitions(self) -> int: ...
+    def count_partitions(self) -> int: ...
 
 
 class RequestLimitsPort(Protocol):
@@ -44,6 +44,15 @@ class RequestLimitsPort(Protocol):
 
     @property
     def bytes_left(self) -> int | None: ...
+    @property
+    def waiting(self) -> int: ...
+
+
+class ReceiveMemoryPort(Protocol):
+    """The memory of requests that are arriving."""
+
+    bytes: int
+
     @property
     def waiting(self) -> int: ...
 
@@ -66,7 +75,7 @@ class LoginCountsPort(Protocol):
     expired: int
 
 
-class ListenerPort(Protocol):
+class ListenerMetricsPort(Protocol):
     """One listener and the traffic of its connections."""
 
     name: str
@@ -83,7 +92,7 @@ class ListenerPort(Protocol):
         """The logins, or None if clients do not log in."""
 
 
-class Sources(NamedTuple):
+class MetricSources(NamedTuple):
     """The parts of a broker that these families read."""
 
     partitions: Iterable[Partition]
@@ -92,19 +101,20 @@ class Sources(NamedTuple):
     waiting_share_fetches: Callable[[], int]
     fetch_sessions: FetchSessionsPort
     request_limits: RequestLimitsPort
-    disk: Disk
+    receive_memory: ReceiveMemoryPort
+    disk: DiskExecutor
     log_maintenance: LogMaintenancePort
-    listeners: Sequence[ListenerPort]
+    listeners: Sequence[ListenerMetricsPort]
     #: Returns the total and the usable bytes of the volume with the logs. Raises `OSError`.
     volume_bytes: Callable[[], tuple[int, int]]
 
 
-def register(metrics: Metrics, sources: Sources) -> None:
+def register(metrics: MetricRegistry, sources: MetricSources) -> None:
     """Add the families."""
     _register_replicas(metrics, sources.partitions)
     _register_purgatory(metrics, sources.purgatory, sources.waiting_share_fetches)
     _register_fetch_sessions(metrics, sources.fetch_sessions)
-    _register_request_limits(metrics, sources.request_limits)
+    _register_request_limits(metrics, sources.request_limits, sources.receive_memory)
     _register_disk(metrics, sources.disk, sources.log_maintenance)
     _register_volume(metrics, sources.volume_bytes)
     _register_sockets(metrics, sources.listeners)
@@ -112,9 +122,9 @@ def register(metrics: Metrics, sources: Sources) -> None:
     _register_logs(metrics, sources.partitions)
 
 
-def _register_replicas(metrics: Metrics, partitions: Iterable[Partition]) -> None:
+def _register_replicas(metrics: MetricRegistry, partitions: Iterable[Partition]) -> None:
     def count(name: str, description: str, counts: Callable[[Partition], bool]) -> None:
-        metrics.gauge(_MANAGER + name, description, lambda: sum(map(counts, partitions)))
+        metrics.add_gauge(_MANAGER + name, description, lambda: sum(map(counts, partitions)))
 
     count("PartitionCount", "Partitions with a replica on this broker.", lambda _p: True)
     count("LeaderCount", "Partitions that this broker leads.", lambda p: p.is_leader)
@@ -136,9 +146,9 @@ def _register_replicas(metrics: Metrics, partitions: Iterable[Partition]) -> Non
 
 
 def _register_purgatory(
-    metrics: Metrics, purgatory: PurgatoryPort, waiting_share_fetches: Callable[[], int]
+    metrics: MetricRegistry, purgatory: PurgatoryPort, waiting_share_fetches: Callable[[], int]
 ) -> None:
-    def waiting() -> Samples:
+    def collect_waiting() -> Samples:
         share = waiting_share_fetches()
         return [
             (label(delayedOperation="ShareFetch"), share),
@@ -150,18 +160,18 @@ def _register_purgatory(
             f"kafka_server_DelayedOperationPurgatory_{name}",
             "gauge",
             "Requests that wait for records, acknowledgements or a deadline.",
-            waiting,
+            collect_waiting,
         )
 
 
-def _register_fetch_sessions(metrics: Metrics, sessions: FetchSessionsPort) -> None:
-    metrics.gauge(
+def _register_fetch_sessions(metrics: MetricRegistry, sessions: FetchSessionsPort) -> None:
+    metrics.add_gauge(
         f"{_SESSIONS}NumIncrementalFetchSessions", "Fetch sessions.", lambda: len(sessions)
     )
-    metrics.gauge(
+    metrics.add_gauge(
         f"{_SESSIONS}NumIncrementalFetchPartitionsCached",
         "Partitions in fetch sessions.",
-        sessions.partitions,
+        sessions.count_partitions,
     )
     metrics.add(
         f"{_SESSIONS}IncrementalFetchSessionEvictionsPerSec_total",
@@ -171,30 +181,39 @@ def _register_fetch_sessions(metrics: Metrics, sessions: FetchSessionsPort) -> N
     )
 
 
-def _register_request_limits(metrics: Metrics, limits: RequestLimitsPort) -> None:
-    metrics.gauge(
+def _register_request_limits(
+    metrics: MetricRegistry, limits: RequestLimitsPort, memory: ReceiveMemoryPort
+) -> None:
+    metrics.add_gauge(
         "kafka_network_RequestChannel_RequestQueueSize",
         "Produce requests that wait to be appended.",
         lambda: limits.requests,
     )
-    metrics.gauge(
+    metrics.add_gauge(
         "kafka_network_SocketServer_MemoryPoolUsed",
         "Bytes of requests that are being received or wait to be appended.",
         lambda: limits.bytes,
     )
-    metrics.gauge(
+    metrics.add_gauge(
         "kafka_network_SocketServer_MemoryPoolAvailable",
         "Bytes left of queued.max.request.bytes; -1 without a limit.",
         lambda: -1 if limits.bytes_left is None else limits.bytes_left,
     )
-    metrics.gauge(
+    metrics.add_gauge(
         "shoal_network_connections_waiting_for_room",
         "Connections that wait to send their next request, because a limit is reached.",
-        lambda: limits.waiting,
+        lambda: limits.waiting + memory.waiting,
+    )
+    metrics.add_gauge(
+        "shoal_network_request_memory_bytes",
+        "Bytes of shoal.request.memory.bytes that clients' requests hold.",
+        lambda: memory.bytes,
     )
 
 
-def _register_disk(metrics: Metrics, disk: Disk, log_maintenance: LogMaintenancePort) -> None:
+def _register_disk(
+    metrics: MetricRegistry, disk: DiskExecutor, log_maintenance: LogMaintenancePort
+) -> None:
     metrics.add(
         "kafka_log_LogFlushStats_LogFlushRateAndTimeMs_count",
         "counter",
@@ -219,28 +238,28 @@ def _register_disk(metrics: Metrics, disk: Disk, log_maintenance: LogMaintenance
         "Segments deleted by retention and compaction.",
         lambda: [((), log_maintenance.segments_deleted_total)],
     )
-    metrics.gauge(
+    metrics.add_gauge(
         "shoal_log_stray_directories",
         "Directories of logs that the metadata does not know, which end in -stray.",
         lambda: log_maintenance.stray_logs,
     )
 
 
-def _register_volume(metrics: Metrics, volume_bytes: Callable[[], tuple[int, int]]) -> None:
-    def collect(at: int) -> Samples:
+def _register_volume(metrics: MetricRegistry, volume_bytes: Callable[[], tuple[int, int]]) -> None:
+    def collect(index: int) -> Samples:
         try:
-            return [((), volume_bytes()[at])]
+            return [((), volume_bytes()[index])]
         except OSError:
             return []  # A volume that failed has no size.
 
-    for at, name, description in (
+    for index, name, description in (
         (0, "total", "Size of the volume with the logs."),
         (1, "usable", "Bytes of the volume with the logs that the broker can still write."),
     ):
-        metrics.add(f"shoal_log_dir_{name}_bytes", "gauge", description, partial(collect, at))
+        metrics.add(f"shoal_log_dir_{name}_bytes", "gauge", description, partial(collect, index))
 
 
-def _register_sockets(metrics: Metrics, listeners: Sequence[ListenerPort]) -> None:
+def _register_sockets(metrics: MetricRegistry, listeners: Sequence[ListenerMetricsPort]) -> None:
     def add(name: str, kind: str, description: str, attribute: str) -> None:
         def collect() -> Samples:
             return [
@@ -263,7 +282,7 @@ def _register_sockets(metrics: Metrics, listeners: Sequence[ListenerPort]) -> No
     add("outgoing_byte_total", "counter", "Bytes sent.", "bytes_out")
 
 
-def _register_logins(metrics: Metrics, listeners: Sequence[ListenerPort]) -> None:
+def _register_logins(metrics: MetricRegistry, listeners: Sequence[ListenerMetricsPort]) -> None:
     def add(name: str, description: str, attribute: str) -> None:
         def collect() -> Samples:
             return [
@@ -285,7 +304,7 @@ def _register_logins(metrics: Metrics, listeners: Sequence[ListenerPort]) -> Non
     )
 
 
-def _register_logs(metrics: Metrics, partitions: Iterable[Partition]) -> None:
+def _register_logs(metrics: MetricRegistry, partitions: Iterable[Partition]) -> None:
     def add(name: str, description: str, attribute: str) -> None:
         def collect() -> Samples:
             return [

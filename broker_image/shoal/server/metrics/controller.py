@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shoal.metadata.image import MetadataImage, TopicImage
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
 
 _PREFIX = "kafka_controller_KafkaController_"
 
 
-class QuorumPort(Protocol):
+class QuorumMetricsPort(Protocol):
     """This node's view of the quorum."""
 
     @property
@@ -29,7 +29,7 @@ class QuorumPort(Protocol):
     def end_offset(self) -> int: ...
 
 
-class Counts(NamedTuple):
+class PartitionTotals(NamedTuple):
     """Partitions: all of them, those without a leader, and those led by another replica than the
     preferred one."""
 
@@ -38,57 +38,61 @@ class Counts(NamedTuple):
     imbalanced: int = 0
 
 
-class PartitionCounts:
+class PartitionCounter:
     """Counts the partitions of images. A topic that has not changed is not counted again."""
 
     def __init__(self) -> None:
         self._topics: Mapping[str, TopicImage] | None = None
-        self._by_topic: dict[str, tuple[TopicImage, Counts]] = {}
-        self._sum = Counts()
+        self._by_topic: dict[str, tuple[TopicImage, PartitionTotals]] = {}
+        self._sum = PartitionTotals()
 
-    def of(self, image: MetadataImage) -> Counts:
+    def count(self, image: MetadataImage) -> PartitionTotals:
         """Return the counts of all topics."""
         if image.topics is self._topics:
             return self._sum
-        known, self._by_topic = self._by_topic, {}
+        previous, self._by_topic = self._by_topic, {}
         total = [0, 0, 0]
         for name, topic in image.topics.items():
-            before = known.get(name)
-            counts = before[1] if before and before[0] is topic else _counts(topic)
+            before = previous.get(name)
+            counts = before[1] if before and before[0] is topic else _count_topic(topic)
             self._by_topic[name] = (topic, counts)
-            for at, number in enumerate(counts):
-                total[at] += number
-        self._topics, self._sum = image.topics, Counts(*total)
+            for index, number in enumerate(counts):
+                total[index] += number
+        self._topics, self._sum = image.topics, PartitionTotals(*total)
         return self._sum
 
 
-def _counts(topic: TopicImage) -> Counts:
+def _count_topic(topic: TopicImage) -> PartitionTotals:
     offline = sum(p.leader < 0 for p in topic.partitions)
     away = sum(p.leader >= 0 and p.leader != p.replicas[0] for p in topic.partitions)
-    return Counts(len(topic.partitions), offline, away)
+    return PartitionTotals(len(topic.partitions), offline, away)
 
 
 def register(
-    metrics: Metrics, image: Callable[[], MetadataImage], is_active: Callable[[], bool]
+    metrics: MetricRegistry, image: Callable[[], MetadataImage], is_active: Callable[[], bool]
 ) -> None:
     """Add the families of a controller that reads its metadata from `image`."""
-    counts = PartitionCounts()
+    counts = PartitionCounter()
 
     def add(name: str, description: str, value: Callable[[], float]) -> None:
-        metrics.gauge(_PREFIX + name, description, value)
+        metrics.add_gauge(_PREFIX + name, description, value)
 
     add("ActiveControllerCount", "1 on the active controller, 0 on the others.", is_active)
     add("GlobalTopicCount", "Topics of the cluster.", lambda: len(image().topics))
-    add("GlobalPartitionCount", "Partitions of the cluster.", lambda: counts.of(image()).partitions)
+    add(
+        "GlobalPartitionCount",
+        "Partitions of the cluster.",
+        lambda: counts.count(image()).partitions,
+    )
     add(
         "OfflinePartitionsCount",
         "Partitions of the cluster without a leader: nobody can write to them or read from them.",
-        lambda: counts.of(image()).offline,
+        lambda: counts.count(image()).offline,
     )
     add(
         "PreferredReplicaImbalanceCount",
         "Partitions of the cluster that another replica than the preferred one leads.",
-        lambda: counts.of(image()).imbalanced,
+        lambda: counts.count(image()).imbalanced,
     )
     add(
         "ActiveBrokerCount",
@@ -102,11 +106,11 @@ def register(
     )
 
 
-def register_quorum(metrics: Metrics, quorum: QuorumPort) -> None:
+def register_quorum(metrics: MetricRegistry, quorum: QuorumMetricsPort) -> None:
     """Add the families that every node has."""
 
     def add(name: str, description: str, value: Callable[[], float]) -> None:
-        metrics.gauge(f"kafka_server_raft_metrics_{name}", description, value)
+        metrics.add_gauge(f"kafka_server_raft_metrics_{name}", description, value)
 
     add(
         "current_leader",

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from shoal.coordinator.runtime import Phase, Runtime
-from shoal.server.metrics.registry import Metrics, Samples, label
+from shoal.coordinator.runtime import CoordinatorRuntime, ShardPhase
+from shoal.server.metrics.registry import MetricRegistry, Samples, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,16 +32,16 @@ class IdleRatio:
         busy: Callable[[], float] = time.thread_time,
     ) -> None:
         self._clock, self._busy = clock, busy
-        self._seen = (clock(), busy())
+        self._last_reading = (clock(), busy())
         self._ratio = 1.0
 
     def __call__(self) -> float:
         """Return the ratio, 0 to 1, since a call at least one second ago."""
         now, busy = self._clock(), self._busy()
-        elapsed = now - self._seen[0]
+        elapsed = now - self._last_reading[0]
         if elapsed >= IDLE_WINDOW_S:
-            self._ratio = min(max(1 - (busy - self._seen[1]) / elapsed, 0.0), 1.0)
-            self._seen = (now, busy)
+            self._ratio = min(max(1 - (busy - self._last_reading[1]) / elapsed, 0.0), 1.0)
+            self._last_reading = (now, busy)
         return self._ratio
 
 
@@ -58,13 +58,13 @@ class CoordinatorPort(Protocol):
     load_times: tuple[int, int]
 
     @property
-    def runtime(self) -> Runtime[Any]: ...
+    def runtime(self) -> CoordinatorRuntime[Any]: ...
     @property
     def queued(self) -> int:
         """Requests that wait until its topic is created."""
 
 
-def register(metrics: Metrics, service: CoordinatorPort) -> None:
+def register(metrics: MetricRegistry, service: CoordinatorPort) -> None:
     """Add the families of a coordinator."""
     prefix = f"kafka_server_{_KINDS[service.key_type]}_coordinator_metrics_"
     idle = IdleRatio()
@@ -72,24 +72,24 @@ def register(metrics: Metrics, service: CoordinatorPort) -> None:
         f"{prefix}num_partitions",
         "gauge",
         "Partitions of the coordinator's topic that this broker leads, by state.",
-        lambda: _phases(service),
+        lambda: _count_phases(service),
     )
     loads = f"{prefix}partition_load_time_ms"
     description = "Time to load a partition of the coordinator's topic."
     metrics.add(f"{loads}_count", "counter", description, lambda: [((), service.load_times[0])])
     metrics.add(f"{loads}_sum", "counter", description, lambda: [((), service.load_times[1])])
-    metrics.gauge(
+    metrics.add_gauge(
         f"{prefix}event_queue_size",
         "Requests that wait until the coordinator's topic is created.",
         lambda: service.queued,
     )
-    metrics.gauge(
+    metrics.add_gauge(
         f"{prefix}thread_idle_ratio_avg", "Part of the time in which the event loop was idle.", idle
     )
 
 
-def _phases(service: CoordinatorPort) -> Samples:
+def _count_phases(service: CoordinatorPort) -> Samples:
     loading = len(service.runtime.loading_partitions)
-    active = len(service.runtime.active())
-    counts = ((Phase.LOADING, loading), (Phase.ACTIVE, active))
+    active = len(service.runtime.list_active())
+    counts = ((ShardPhase.LOADING, loading), (ShardPhase.ACTIVE, active))
     return [(label(state=phase.value), count) for phase, count in counts]

@@ -13,12 +13,12 @@ import os
 import resource
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ErrorCode
+from shoal.protocol.errors import get_error_name
 from shoal.server import open_files
 
 Labels = tuple[tuple[str, str], ...]
@@ -27,10 +27,12 @@ T = TypeVar("T")
 
 #: Upper bounds of request times, in milliseconds; the last bucket is open.
 TIME_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
+#: Samples that are made into text at once: a broker with 10,000 partitions has 30,000.
+PART_SAMPLES = 500
 _BUCKETS_NS = tuple(int(ms * 1_000_000) for ms in TIME_BUCKETS_MS)
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """One metric: its name, type, help, and the function that returns its samples."""
 
     name: str
@@ -67,15 +69,15 @@ class _RequestMeter:
         self.buckets = [0] * (len(_BUCKETS_NS) + 1)
 
 
-class Metrics:
-    """The registry. Names are unique. Other parts add their families by `add` and `gauge`."""
+class MetricRegistry:
+    """The registry. Names are unique. Other parts add their families by `add` and `add_gauge`."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicMeter] = {}
         self._requests: dict[tuple[int, int], _RequestMeter] = {}
         #: Counts of error codes in responses, by API key and code; `network.error_counts` adds.
         self.errors: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, MetricFamily] = {}
         #: How often the text was requested.
         self._expositions = 0
         self._add_own()
@@ -83,24 +85,24 @@ class Metrics:
     def add(self, name: str, kind: str, description: str, collect: Callable[[], Samples]) -> None:
         """Register a family. `collect` returns (labels, value) pairs for each exposition."""
         assert name not in self._families, name
-        self._families[name] = Family(name, kind, description, collect)
+        self._families[name] = MetricFamily(name, kind, description, collect)
 
-    def gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
+    def add_gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
         """Register a gauge without labels."""
         self.add(name, "gauge", description, lambda: (((), value()),))
 
-    def once(self, read: Callable[[], T]) -> Callable[[], T]:
+    def cache_per_exposition(self, read: Callable[[], T]) -> Callable[[], T]:
         """Return a function for several families that calls `read` once for each exposition."""
-        found: list[tuple[int, T]] = []
+        cache: list[tuple[int, T]] = []
 
-        def cached() -> T:
-            if not found or found[0][0] != self._expositions:
-                found[:] = [(self._expositions, read())]
-            return found[0][1]
+        def get_cached() -> T:
+            if not cache or cache[0][0] != self._expositions:
+                cache[:] = [(self._expositions, read())]
+            return cache[0][1]
 
-        return cached
+        return get_cached
 
-    def topic(self, name: str) -> TopicMeter:
+    def get_topic_meter(self, name: str) -> TopicMeter:
         """Return the meter of a topic."""
         meter = self.topics.get(name)
         if meter is None:
@@ -111,7 +113,7 @@ class Metrics:
         """Drop the meter of a deleted topic."""
         self.topics.pop(name, None)
 
-    def request(self, api_key: int, version: int, elapsed_ns: int) -> None:
+    def record_request(self, api_key: int, version: int, elapsed_ns: int) -> None:
         """Count a request and the time until its response."""
         meter = self._requests.get((api_key, version))
         if meter is None:
@@ -120,16 +122,25 @@ class Metrics:
         meter.sum_ns += elapsed_ns
         meter.buckets[bisect_left(_BUCKETS_NS, elapsed_ns)] += 1
 
-    def text(self) -> str:
+    def render(self) -> str:
         """Return all metrics in Prometheus' text format 0.0.4."""
+        return "".join(self.render_parts())
+
+    def render_parts(self) -> Iterator[str]:
+        """Yield the text of all metrics in parts of at most `PART_SAMPLES` samples, between which
+        others may have their turn. The samples of one family are of one moment."""
         self._expositions += 1
+        for family in list(self._families.values()):
+            yield f"# HELP {family.name} {family.description}\n# TYPE {family.name} {family.kind}\n"
+            samples = list(family.collect())
+            for first in range(0, len(samples), PART_SAMPLES):
+                yield "".join(
+                    f"{_format_sample(family.name, labels, value)}\n"
+                    for labels, value in samples[first : first + PART_SAMPLES]
+                )
         lines: list[str] = []
-        for family in self._families.values():
-            lines.append(f"# HELP {family.name} {family.description}")
-            lines.append(f"# TYPE {family.name} {family.kind}")
-            lines += (_sample(family.name, labels, v) for labels, v in family.collect())
-        self._request_times(lines)
-        return "\n".join(lines) + "\n"
+        self._render_request_times(lines)
+        yield "\n".join(lines) + "\n"
 
     def _add_own(self) -> None:
         meters = (
@@ -154,14 +165,14 @@ class Metrics:
                 f"kafka_server_BrokerTopicMetrics_{name}_total",
                 "counter",
                 description,
-                partial(self._of_topics, attribute),
+                partial(self._collect_topics, attribute),
             )
         self.add(
             "kafka_network_RequestMetrics_RequestsPerSec_total",
             "counter",
             "Requests answered.",
             lambda: [
-                ((("request", _api(key)), ("version", str(version))), meter.count)
+                ((("request", _get_api_name(key)), ("version", str(version))), meter.count)
                 for (key, version), meter in self._requests.items()
             ],
         )
@@ -170,20 +181,26 @@ class Metrics:
             "counter",
             "Error codes in responses, as a whole and of each part; NONE is success.",
             lambda: [
-                ((("request", _api(key)), ("error", ErrorCode(code).name.upper())), count)
+                ((("request", _get_api_name(key)), ("error", get_error_name(code))), count)
                 for key, counts in self.errors.items()
                 for code, count in counts.items()
             ],
         )
-        self.add("process_cpu_seconds_total", "counter", "CPU time used.", _cpu_seconds)
-        self.gauge("process_resident_memory_bytes", "Resident memory.", _resident_bytes)
-        self.gauge("process_open_fds", "Open descriptors of files and sockets.", open_files.count)
-        self.gauge("process_max_fds", "Largest number of open descriptors.", open_files.limit)
+        self.add("process_cpu_seconds_total", "counter", "CPU time used.", _collect_cpu_seconds)
+        self.add_gauge("process_resident_memory_bytes", "Resident memory.", _read_resident_bytes)
+        self.add_gauge(
+            "process_open_fds",
+            "Open descriptors of files and sockets.",
+            open_files.count_open_files,
+        )
+        self.add_gauge(
+            "process_max_fds", "Largest number of open descriptors.", open_files.get_limit
+        )
 
-    def _of_topics(self, attribute: str) -> Samples:
+    def _collect_topics(self, attribute: str) -> Samples:
         return [((("topic", t),), getattr(meter, attribute)) for t, meter in self.topics.items()]
 
-    def _request_times(self, lines: list[str]) -> None:
+    def _render_request_times(self, lines: list[str]) -> None:
         name = "kafka_network_RequestMetrics_TotalTimeMs"
         lines.append(
             f"# HELP {name} Time from the last byte of a request to its response, waits included."
@@ -191,39 +208,39 @@ class Metrics:
         lines.append(f"# TYPE {name} histogram")
         for key in sorted({k for k, _ in self._requests}):
             meters = [m for (k, _), m in self._requests.items() if k == key]
-            request = ("request", _api(key))
+            request = ("request", _get_api_name(key))
             below = 0
-            for at, bound in enumerate((*TIME_BUCKETS_MS, "+Inf")):
-                below += sum(m.buckets[at] for m in meters)
-                lines.append(_sample(f"{name}_bucket", (request, ("le", str(bound))), below))
+            for bucket, bound in enumerate((*TIME_BUCKETS_MS, "+Inf")):
+                below += sum(m.buckets[bucket] for m in meters)
+                lines.append(_format_sample(f"{name}_bucket", (request, ("le", str(bound))), below))
             total_ms = sum(m.sum_ns for m in meters) / 1e6
-            lines.append(_sample(f"{name}_sum", (request,), total_ms))
-            lines.append(_sample(f"{name}_count", (request,), below))
+            lines.append(_format_sample(f"{name}_sum", (request,), total_ms))
+            lines.append(_format_sample(f"{name}_count", (request,), below))
 
 
-def _api(key: int) -> str:
+def _get_api_name(key: int) -> str:
     """Return the API's name as in Kafka's metrics: `ListOffsets`."""
     return "".join(word.capitalize() for word in ApiKey(key).name.split("_"))
 
 
-def _sample(name: str, labels: Labels, value: float) -> str:
+def _format_sample(name: str, labels: Labels, value: float) -> str:
     number = str(int(value)) if value == int(value) else repr(float(value))
     if not labels:
         return f"{name} {number}"
-    inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    inner = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
     return f"{name}{{{inner}}} {number}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _cpu_seconds() -> Samples:
+def _collect_cpu_seconds() -> Samples:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return (((), usage.ru_utime + usage.ru_stime),)
 
 
-def _resident_bytes() -> float:
+def _read_resident_bytes() -> float:
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -233,6 +250,6 @@ def label(**names: str) -> Labels:
     return tuple(names.items())
 
 
-def constant(samples: Mapping[Labels, float]) -> Callable[[], Samples]:
+def make_constant(samples: Mapping[Labels, float]) -> Callable[[], Samples]:
     """Return a collector of a mapping that its owner updates."""
     return lambda: list(samples.items())

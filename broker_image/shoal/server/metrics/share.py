@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.server.metrics import queue as queue_metrics
-from shoal.server.metrics.registry import Metrics, Samples, label
-from shoal.server.metrics.share_ports import LeaderPort, ShareServicePort, of_leaders
+from shoal.server.metrics.registry import MetricRegistry, Samples, label
+from shoal.server.metrics.share_ports import LeaderPort, ShareServicePort, make_leader_collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.server.metrics.share_meters import Mean
+    from shoal.server.metrics.share_meters import GroupedMean
 
 _GROUP = "kafka_server_ShareGroupMetrics_"
 _PARTITION = "kafka_server_SharePartitionMetrics_"
@@ -21,7 +21,7 @@ _SESSIONS = "kafka_server_ShareSessionCache_"
 _TOPICS = "kafka_server_BrokerTopicMetrics_"
 
 
-def register(metrics: Metrics, service: ShareServicePort) -> None:
+def register(metrics: MetricRegistry, service: ShareServicePort) -> None:
     """Add the families."""
     topics = (
         ("TotalShareFetchRequestsPerSec", "fetches", "Partitions in share fetches."),
@@ -46,7 +46,7 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
             f"{_TOPICS}{name}_total",
             "counter",
             description,
-            partial(_of_topics, service, attribute),
+            partial(_collect_topics, service, attribute),
         )
     metrics.add(
         f"{_GROUP}RecordAcknowledgementsPerSec_total",
@@ -71,15 +71,15 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
         ),
     )
     for name, mean, description in means:
-        metrics.add(f"{_GROUP}{name}_count", "counter", description, partial(mean.samples, 0))
-        metrics.add(f"{_GROUP}{name}_sum", "counter", description, partial(mean.samples, 1))
+        metrics.add(f"{_GROUP}{name}_count", "counter", description, partial(mean.collect, 0))
+        metrics.add(f"{_GROUP}{name}_sum", "counter", description, partial(mean.collect, 1))
     _register_partitions(metrics, service)
     _register_delayed(metrics, service)
     queue_metrics.register(metrics, service)
-    metrics.gauge(
+    metrics.add_gauge(
         f"{_SESSIONS}ShareSessionsCount", "Share sessions.", lambda: len(service.sessions)
     )
-    metrics.gauge(
+    metrics.add_gauge(
         f"{_SESSIONS}SharePartitionsCount",
         "Partitions in share sessions.",
         lambda: service.sessions.partition_count,
@@ -92,7 +92,7 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
     )
 
 
-def _register_delayed(metrics: Metrics, service: ShareServicePort) -> None:
+def _register_delayed(metrics: MetricRegistry, service: ShareServicePort) -> None:
     metrics.add(
         "kafka_server_DelayedShareFetchMetrics_ExpiresPerSec_total",
         "counter",
@@ -100,16 +100,16 @@ def _register_delayed(metrics: Metrics, service: ShareServicePort) -> None:
         lambda: (((), service.expired_fetches),),
     )
     mean = service.write_times
-    for at, suffix in enumerate(("count", "sum")):
+    for column, suffix in enumerate(("count", "sum")):
         metrics.add(
             f"kafka_server_share_coordinator_metrics_write_latency_ms_{suffix}",
             "counter",
             "Time until a write to __share_group_state was committed.",
-            partial(_all, mean, at),
+            partial(_collect_all, mean, column),
         )
 
 
-def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
+def _register_partitions(metrics: MetricRegistry, service: ShareServicePort) -> None:
     families: tuple[tuple[str, str, str, Callable[[LeaderPort], float]], ...] = (
         (
             "InFlightMessageCount",
@@ -167,13 +167,13 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
         ),
     )
     for name, kind, description, value in families:
-        metrics.add(f"{_PARTITION}{name}", kind, description, of_leaders(service, value))
+        metrics.add(f"{_PARTITION}{name}", kind, description, make_leader_collector(service, value))
 
 
-def _all(mean: Mean, at: int) -> Samples:
-    return [((), sums[at]) for sums in mean.sums.values()]
+def _collect_all(mean: GroupedMean, column: int) -> Samples:
+    return [((), sums[column]) for sums in mean.sums.values()]
 
 
-def _of_topics(service: ShareServicePort, attribute: str) -> Samples:
+def _collect_topics(service: ShareServicePort, attribute: str) -> Samples:
     meters = service.topics.items()
     return [(label(topic=topic), getattr(meter, attribute)) for topic, meter in meters]

@@ -15,7 +15,7 @@ class ShareTopicMeter:
         self.acknowledgements = self.failed_acknowledgements = 0
 
 
-class Mean:
+class GroupedMean:
     """The number and the sum of observations, by group."""
 
     def __init__(self) -> None:
@@ -26,9 +26,9 @@ class Mean:
         count, total = self.sums.get(group_id, (0, 0))
         self.sums[group_id] = (count + 1, total + value)
 
-    def samples(self, at: int) -> Samples:
+    def collect(self, column: int) -> Samples:
         """Return by group the number (0) or the sum (1) of observations."""
-        return [(label(group=group), sums[at]) for group, sums in self.sums.items()]
+        return [(label(group=group), sums[column]) for group, sums in self.sums.items()]
 
 
 class FetchMeter:

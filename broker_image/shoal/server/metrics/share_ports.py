@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition
     from shoal.replication.partition import Partition
-    from shoal.server.metrics.share_meters import FetchMeter, Mean, ShareTopicMeter
+    from shoal.server.metrics.share_meters import FetchMeter, GroupedMean, ShareTopicMeter
 
 
 class PendingDeadLetters(Protocol):
@@ -52,7 +52,7 @@ class LeaderPort(Protocol):
     @property
     def dead_letters(self) -> PendingDeadLetters: ...
 
-    def limit(self, settings: ShareSettings) -> int:
+    def get_limit(self, settings: ShareSettings) -> int:
         """Return the offset below which records may be delivered."""
 
     def is_delivery_stopped(self, settings: ShareSettings) -> bool:
@@ -74,20 +74,20 @@ class DeadLetterCounts(Protocol):
 class DeadLetterRates(Protocol):
     """The dead letters of the last minute, by group."""
 
-    def last_minute(self, group_id: str) -> int: ...
+    def count_last_minute(self, group_id: str) -> int: ...
     def is_exceeded(self, group_id: str, limit: int) -> bool:
         """Whether the group reached `limit`. Without a limit (0) it never does."""
 
-    def groups(self) -> list[str]: ...
+    def list_groups(self) -> list[str]: ...
 
 
 class ShareServicePort(Protocol):
     """The share partitions led by this broker, and the share sessions of its clients."""
 
-    load_times: Mean
-    acquire_times: Mean
-    fetch_ratios: Mean
-    write_times: Mean
+    load_times: GroupedMean
+    acquire_times: GroupedMean
+    fetch_ratios: GroupedMean
+    write_times: GroupedMean
     acknowledged: Counter[int]
     expired_fetches: int
 
@@ -104,26 +104,26 @@ class ShareServicePort(Protocol):
     @property
     def dlq_rate_limit(self) -> DeadLetterRates: ...
     def now_ms(self) -> int: ...
-    def settings(self, group_id: str) -> ShareSettings: ...
-    def unloaded(self) -> Iterable[tuple[str, Partition, int]]:
+    def get_settings(self, group_id: str) -> ShareSettings: ...
+    def iterate_unloaded(self) -> Iterable[tuple[str, Partition, int]]:
         """Yield the group id, the partition and the persisted lag of each share partition that is
         led here and not loaded. An unknown lag is -1."""
 
 
-def of_leaders(
+def make_leader_collector(
     service: ShareServicePort, value: Callable[[LeaderPort], float]
 ) -> Callable[[], Samples]:
     """A family with one sample for each share partition that is loaded."""
-    return lambda: [(labels, value(leader)) for labels, leader in leaders(service)]
+    return lambda: [(labels, value(leader)) for labels, leader in iterate_leaders(service)]
 
 
-def leaders(service: ShareServicePort) -> Iterator[tuple[Labels, LeaderPort]]:
+def iterate_leaders(service: ShareServicePort) -> Iterator[tuple[Labels, LeaderPort]]:
     """Yield the labels and the leader of each share partition that is loaded."""
     for group_id, group in service.leaders.items():
         for leader in group.values():
             partition = leader.partition
-            yield share_partition_labels(group_id, partition.topic, partition.index), leader
+            yield make_partition_labels(group_id, partition.topic, partition.index), leader
 
 
-def share_partition_labels(group_id: str, topic: str, index: int) -> Labels:
+def make_partition_labels(group_id: str, topic: str, index: int) -> Labels:
     return label(group=group_id, topic=topic, partition=str(index))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.server.metrics.registry import Metrics, Samples, label
+from shoal.server.metrics.registry import MetricRegistry, Samples, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,11 +46,11 @@ class RemoteMeters:
     def __init__(self) -> None:
         self.topics: dict[str, RemoteTopicMeter] = {}
 
-    def of(self, topic: str) -> RemoteTopicMeter:
-        found = self.topics.get(topic)
-        if found is None:
-            found = self.topics[topic] = RemoteTopicMeter()
-        return found
+    def get_meter(self, topic: str) -> RemoteTopicMeter:
+        meter = self.topics.get(topic)
+        if meter is None:
+            meter = self.topics[topic] = RemoteTopicMeter()
+        return meter
 
     def forget(self, topic: str) -> None:
         self.topics.pop(topic, None)
@@ -93,10 +93,10 @@ class TieredPort(Protocol):
     def store_counts(self) -> StoreCounts: ...
     @property
     def cache_counts(self) -> CacheCounts: ...
-    def states(self) -> Sequence[RemoteState]:
+    def get_states(self) -> Sequence[RemoteState]:
         """Return the state of each tiered partition led here."""
 
-    def totals(self) -> Mapping[str, int]:
+    def get_totals(self) -> Mapping[str, int]:
         """Return the numbers of `_TOTALS` and `_NUMBERS` by name."""
 
 
@@ -162,12 +162,16 @@ _CACHE = (
 )
 
 
-def register(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
+def register(metrics: MetricRegistry, tiered: Callable[[], TieredPort | None]) -> None:
     """Add the families. They have no samples without tiered storage."""
 
     # Both look at every tiered partition.
-    states = metrics.once(lambda: () if (source := tiered()) is None else source.states())
-    totals = metrics.once(lambda: {} if (source := tiered()) is None else source.totals())
+    states = metrics.cache_per_exposition(
+        lambda: () if (source := tiered()) is None else source.get_states()
+    )
+    totals = metrics.cache_per_exposition(
+        lambda: {} if (source := tiered()) is None else source.get_totals()
+    )
 
     def add(name: str, kind: str, description: str, read: Callable[[TieredPort], Samples]) -> None:
         def collect() -> Samples:
@@ -177,45 +181,50 @@ def register(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
         metrics.add(name, kind, description, collect)
 
     for name, attribute, text in _METERS:
-        add(f"{_TOPICS}{name}_total", "counter", text, partial(_of_meters, attribute))
+        add(f"{_TOPICS}{name}_total", "counter", text, partial(_collect_meters, attribute))
     for name, attribute, text in _REBUILDS:
-        read = partial(_of_meters, attribute)
+        read = partial(_collect_meters, attribute)
         add(f"kafka_server_BrokerTopicMetrics_{name}_total", "counter", text, read)
     for name, attribute, text in _STATES:
-        metrics.add(f"{_TOPICS}{name}", "gauge", text, partial(_of_states, attribute, states))
+        metrics.add(f"{_TOPICS}{name}", "gauge", text, partial(_collect_states, attribute, states))
     for name, text in _TOTALS:
         metrics.add(
-            f"shoal_remote_{name}_total", "counter", text, partial(_of_totals, name, totals)
+            f"shoal_remote_{name}_total", "counter", text, partial(_collect_totals, name, totals)
         )
     for name, text in _NUMBERS:
-        metrics.add(f"shoal_remote_{name}", "gauge", text, partial(_of_totals, name, totals))
+        metrics.add(f"shoal_remote_{name}", "gauge", text, partial(_collect_totals, name, totals))
     for name, attribute, text in _REQUESTS:
-        add(f"shoal_remote_store_{name}_total", "counter", text, partial(_of_requests, attribute))
+        add(
+            f"shoal_remote_store_{name}_total",
+            "counter",
+            text,
+            partial(_collect_requests, attribute),
+        )
     for name, kind, attribute, text in _CACHE:
-        add(f"shoal_remote_chunk_cache_{name}", kind, text, partial(_of_cache, attribute))
+        add(f"shoal_remote_chunk_cache_{name}", kind, text, partial(_collect_cache, attribute))
 
 
-def _of_meters(attribute: str, source: TieredPort) -> Samples:
+def _collect_meters(attribute: str, source: TieredPort) -> Samples:
     topics = source.meters.topics.items()
     return [(label(topic=topic), getattr(meter, attribute)) for topic, meter in topics]
 
 
-def _of_states(attribute: str, states: Callable[[], Sequence[RemoteState]]) -> Samples:
+def _collect_states(attribute: str, states: Callable[[], Sequence[RemoteState]]) -> Samples:
     sums: dict[str, int] = {}
     for state in states():
         sums[state.topic] = sums.get(state.topic, 0) + getattr(state, attribute)
     return [(label(topic=topic), value) for topic, value in sums.items()]
 
 
-def _of_totals(name: str, totals: Callable[[], Mapping[str, int]]) -> Samples:
-    found = totals()
-    return [((), found[name])] if found else []
+def _collect_totals(name: str, totals: Callable[[], Mapping[str, int]]) -> Samples:
+    values = totals()
+    return [((), values[name])] if values else []
 
 
-def _of_requests(attribute: str, source: TieredPort) -> Samples:
+def _collect_requests(attribute: str, source: TieredPort) -> Samples:
     counts = getattr(source.store_counts, attribute)
     return [(label(operation=operation), n) for operation, n in counts.items()]
 
 
-def _of_cache(attribute: str, source: TieredPort) -> Samples:
+def _collect_cache(attribute: str, source: TieredPort) -> Samples:
     return [((), getattr(source.cache_counts, attribute))]

@@ -3,7 +3,8 @@
 A handler is `handle(context, request)`. The context is whatever `Dispatcher` was given for its
 handlers; this package does not depend on its type. A handler returns at once, with one of:
 
-* a mapping: the response body, which the codec of the request's version encodes;
+* a mapping: the response body, which the codec of the request's version encodes (its type is one
+  of `protocol.responses`);
 * a list of buffers: the response body, already encoded (the hot path);
 * an `asyncio.Future` or a `DeferredResponse` of either, for a request that waits (in a purgatory,
   for a commit or a rebalance); its result is None if the request has no response;
@@ -16,9 +17,10 @@ futures complete.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, Union
 
 from shoal.protocol.produce import ProduceRequest
 from shoal.server.cluster_config import Listeners
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from shoal.protocol.api import ApiKey
     from shoal.protocol.errors import ErrorCode
     from shoal.protocol.frames import RequestHeader
-    from shoal.server.authorization import Need
+    from shoal.security.requirements import ApiPermissions
 
 Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]
@@ -46,9 +48,12 @@ class AwaitableBody(Protocol):
 
 
 Answer = Body | AwaitableBody | None
+B = TypeVar("B")
+#: A response body of one type, or a future of it. mypy takes no `|` of a type variable here.
+BodyOrFuture = Union[B, asyncio.Future[B]]  # noqa: UP007
 
 
-def _nothing(*_: int) -> None:
+def _do_nothing(*_: int) -> None:
     """Do nothing: a peer without a connection has nothing to pause or to close."""
 
 
@@ -85,7 +90,7 @@ class Peer:
     `closed_calls` belong to the connection. `pause` stops reading from it for a number of
     milliseconds. `close_after_responses` closes it after the responses that are due are sent.
     `number` counts the connections of a listener in the order in which they were opened. `host` is
-    in its canonical spelling (`security.authorizer.canonical_host`). `token_authenticated` is
+    in its canonical spelling (`security.authorizer.canonicalize_host`). `token_authenticated` is
     whether the client logged in by a delegation token.
     """
 
@@ -96,8 +101,8 @@ class Peer:
     connection_id: str
     closed_calls: ClosedCalls = field(default_factory=ClosedCalls)
     client_software: tuple[str, str] = ("unknown", "unknown")
-    pause: Callable[[int], None] = _nothing
-    close_after_responses: Callable[[], None] = _nothing
+    pause: Callable[[int], None] = _do_nothing
+    close_after_responses: Callable[[], None] = _do_nothing
     number: int = 0
     security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     token_authenticated: bool = False
@@ -132,7 +137,7 @@ class Request:
         """Whether this is a produce request whose records are still in memory."""
         return isinstance(self.body, ProduceRequest) and bool(self.body.topics)
 
-    def when_released(self, call: Callable[[], None]) -> None:
+    def on_released(self, call: Callable[[], None]) -> None:
         """Call `call` once, when `release` is called."""
         self._on_released = call
 
@@ -145,7 +150,7 @@ class Request:
             on_released()
 
 
-class Remainder(NamedTuple):
+class RemainingRequest(NamedTuple):
     """What is left of a request after a check has refused a part of it.
 
     `complete` returns the response to the whole request: (response to the remainder) -> body. That
@@ -163,10 +168,11 @@ Handler = Callable[[Any, Request], Answer]
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One row of the table of handlers: an API, its versions, its handler and its listeners."""
+    """One row of the table of APIs: its versions, permissions, handler, listeners and feature."""
 
     key: ApiKey
     versions: range
+    permissions: ApiPermissions
     handle: Handler
     #: Builds the response body for an error of the whole request: (request, code, message) -> body.
     #: Without it, dispatch sets the top-level error code of the response.
@@ -180,13 +186,14 @@ class Api:
     by_controller: bool = False
     #: The feature that it belongs to. At level 0 of the feature, requests get UNSUPPORTED_VERSION.
     feature: str = ""
-    #: The listeners that serve it, as in Kafka 4.3.1.
+    #: The listeners that serve it, as in Kafka 4.4.0.
     on: Listeners = Listeners.BROKER
     #: A check by the node that the client is connected to, before the request is handled or
     #: forwarded: (context, request) -> future of the response that refuses it, of the remainder if
     #: a part is refused, or of None. No future means that there is nothing to check.
-    check: Callable[[Any, Request], Awaitable[Body | Remainder | None] | None] | None = None
+    check: Callable[[Any, Request], Awaitable[Body | RemainingRequest | None] | None] | None = None
     #: The handler on controller listeners, if it is another one.
     on_controllers: Handler | None = None
-    #: Yields the permissions that the whole request needs (`handlers.authorization`).
-    needs: Callable[[Request], Iterable[Need]] | None = None
+    #: A listener of controllers serves it before the node has joined its cluster: the quorum and
+    #: the controller, no data. Other listeners then serve only ApiVersions.
+    early: bool = False

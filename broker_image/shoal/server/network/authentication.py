@@ -28,12 +28,12 @@ from kio.static.constants import EntityType
 
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
-from shoal.protocol.compiler import Gather
+from shoal.protocol.compiler import ScatterBuffer
 from shoal.protocol.errors import ErrorCode
 from shoal.security import audit
-from shoal.security.sasl import Login, LoginRefused
+from shoal.security.sasl import LoginRefused, SaslLogin
 from shoal.security.scram import SCRAM_MECHANISMS
-from shoal.server.network.sasl import Mechanisms
+from shoal.server.network.sasl import SaslMechanisms
 from shoal.server.network.scram_sessions import ScramSessions
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
     from shoal.protocol.frames import RequestHeader
     from shoal.security.sasl import Exchange
-    from shoal.server.audit import Audit
+    from shoal.server.audit import AuditLogger
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.api import Peer
     from shoal.server.network.dispatch import PendingResponse
     from shoal.server.network.encoding import Buffers
-    from shoal.server.network.sasl import ListenerSasl, Mechanism
+    from shoal.server.network.sasl import ListenerSasl, SaslMechanism
     from shoal.server.node import Node
 
 #: Seconds between two logins on one connection, as in Kafka.
@@ -63,9 +63,9 @@ class DispatchPort(Protocol):
     """What a connection passes its requests to: an authenticator or the dispatcher."""
 
     def handle(self, frame: bytearray, peer: Peer) -> Buffers | PendingResponse | None: ...
-    def login_failed(self, peer: Peer, reason: str) -> bool: ...
-    def requests_handled(self, now_s: float) -> None: ...
-    def completed(self, buffers: Buffers) -> PendingResponse: ...
+    def handle_login_failure(self, peer: Peer, reason: str) -> bool: ...
+    def on_requests_handled(self, now_s: float) -> None: ...
+    def make_pending(self, buffers: Buffers) -> PendingResponse: ...
 
 
 class ConnectionPort(Protocol):
@@ -77,7 +77,7 @@ class ConnectionPort(Protocol):
     def close(self) -> None: ...
 
 
-class State(Enum):
+class LoginState(Enum):
     """What the next request may be."""
 
     #: ApiVersions or SaslHandshake.
@@ -115,7 +115,7 @@ class ListenerAuthentication:
         *,
         dispatch: DispatchPort,
         before_login: DispatchPort,
-        audit_log: Audit,
+        audit_log: AuditLogger,
         scram_sessions: ScramSessions,
     ) -> None:
         """`before_login` is a dispatcher without quotas, since a client that has not logged in is
@@ -146,7 +146,7 @@ class Authentications:
         *,
         dispatch: DispatchPort,
         before_login: DispatchPort,
-        audit_log: Audit,
+        audit_log: AuditLogger,
     ) -> None:
         """Raises `InvalidConfig`."""
         self._key_sets: list[Any] = []
@@ -157,12 +157,12 @@ class Authentications:
             if node.cluster.security[name].protocol.is_sasl
         ]
         if guarded:
-            mechanisms = Mechanisms(node, cache)
+            mechanisms = SaslMechanisms(node, cache)
             scram_sessions = ScramSessions(node, cache, audit_log)
             for security in guarded:
                 self._by_listener[security.name] = ListenerAuthentication(
                     node,
-                    mechanisms.of(security),
+                    mechanisms.make_listener_sasl(security),
                     dispatch=dispatch,
                     before_login=before_login,
                     audit_log=audit_log,
@@ -170,7 +170,7 @@ class Authentications:
                 )
             self._key_sets = list(mechanisms.key_sets)
 
-    def of(self, listener: str) -> ListenerAuthentication | None:
+    def get(self, listener: str) -> ListenerAuthentication | None:
         """Return the authentication of a listener, or None if it has no SASL."""
         return self._by_listener.get(listener)
 
@@ -180,7 +180,9 @@ class Authentications:
         for key_set in self._key_sets:
             key_set.start()
         if self._key_sets:
-            tried = [asyncio.ensure_future(key_set.tried()) for key_set in self._key_sets]
+            tried = [
+                asyncio.ensure_future(key_set.wait_until_tried()) for key_set in self._key_sets
+            ]
             _, pending = await asyncio.wait(tried, timeout=KEY_SETS_WAIT_S)
             for waiter in pending:
                 waiter.cancel()
@@ -190,7 +192,7 @@ class Authentications:
             key_set.stop()
 
 
-class _Failed(Exception):
+class _LoginError(Exception):
     """The login has failed. `response` is sent before the connection ends."""
 
     def __init__(self, reason: str, response: Buffers | None = None) -> None:
@@ -212,20 +214,20 @@ class SaslAuthenticator:
         "_is_reauth",
         "_listener",
         "_mechanism",
-        "_named",
+        "_mechanism_name",
         "_state",
     )
 
     def __init__(self, listener: ListenerAuthentication, connection: ConnectionPort) -> None:
         self._listener = listener
         self._connection = connection
-        self._state = State.BEGUN
+        self._state = LoginState.BEGUN
         #: Whether tokens are in SaslAuthenticate requests.
         self._has_headers = False
         self._exchange: Exchange | None = None
         #: The mechanism of the login, and the name that the newest handshake has.
-        self._mechanism: Mechanism | None = None
-        self._named = ""
+        self._mechanism: SaslMechanism | None = None
+        self._mechanism_name = ""
         self._is_reauth = False
         #: By the loop's clock: when the newest login again began, and when the session ends.
         self._begun_at = self._expires_at = -REAUTH_INTERVAL_S
@@ -234,84 +236,84 @@ class SaslAuthenticator:
         """Handle one request, as `Dispatcher.handle`."""
         try:
             return self._step(frame, peer)
-        except _Failed as failed:
+        except _LoginError as failed:
             self._fail(peer, failed.reason, failed.response)
         return None
 
     def _step(self, frame: bytearray, peer: Peer) -> Buffers | PendingResponse | None:
         match self._state:
-            case State.LOGGED_IN:
+            case LoginState.LOGGED_IN:
                 return self._serve(frame, peer)
-            case State.BEGUN:
+            case LoginState.BEGUN:
                 return self._begin(frame, peer)
-            case State.HANDSHAKE:
-                return self._handshake(frame)
-            case State.TOKEN:
-                return self._token(frame, peer)
-            case State.BAD_MECHANISM:
-                raise _Failed(self._bad_mechanism())
+            case LoginState.HANDSHAKE:
+                return self._answer_handshake(frame)
+            case LoginState.TOKEN:
+                return self._answer_token(frame, peer)
+            case LoginState.BAD_MECHANISM:
+                raise _LoginError(self._describe_bad_mechanism())
         return None  # What the client has sent before it learns that its login has failed.
 
-    def login_failed(self, peer: Peer, reason: str) -> bool:
+    def handle_login_failure(self, peer: Peer, reason: str) -> bool:
         """Whether bytes that are no request are a failed login. If so, end the connection."""
-        if self._state is State.LOGGED_IN:
+        if self._state is LoginState.LOGGED_IN:
             return False
-        if self._state is not State.FAILED:
+        if self._state is not LoginState.FAILED:
             self._fail(peer, reason, [])
         return True
 
-    def requests_handled(self, now_s: float) -> None:
-        self._listener.dispatch.requests_handled(now_s)
+    def on_requests_handled(self, now_s: float) -> None:
+        self._listener.dispatch.on_requests_handled(now_s)
 
-    def completed(self, buffers: Buffers) -> PendingResponse:
-        return self._listener.dispatch.completed(buffers)
+    def make_pending(self, buffers: Buffers) -> PendingResponse:
+        return self._listener.dispatch.make_pending(buffers)
 
     def _begin(self, frame: bytearray, peer: Peer) -> Buffers | PendingResponse | None:
         """Answer ApiVersions or SaslHandshake."""
         if len(frame) < 2 or frame[0] << 8 | frame[1] != ApiKey.API_VERSIONS:
-            return self._handshake(frame)
+            return self._answer_handshake(frame)
         answer = self._listener.before_login.handle(frame, peer)
         assert isinstance(answer, list)
         # Behind the size and the correlation id. After an error, the client tries again.
         if b"".join(answer)[8:10] == b"\0\0":
-            self._state = State.HANDSHAKE
+            self._state = LoginState.HANDSHAKE
         return answer
 
-    def _handshake(self, frame: bytearray) -> Buffers:
+    def _answer_handshake(self, frame: bytearray) -> Buffers:
         """Answer SaslHandshake."""
-        header = _header(frame, ApiKey.SASL_HANDSHAKE, _HANDSHAKE_VERSIONS)
+        header = _read_header(frame, ApiKey.SASL_HANDSHAKE, _HANDSHAKE_VERSIONS)
         body = codec.read_request(
             header.api_key, header.api_version, memoryview(frame).toreadonly(), header.body_at
         )
         mechanisms = self._listener.sasl.mechanisms
-        self._named = body.mechanism
+        self._mechanism_name = body.mechanism
         self._has_headers = header.api_version >= 1
-        found = mechanisms.get(self._named)
-        code = ErrorCode.unsupported_sasl_mechanism if found is None else ErrorCode.none
-        response = _response(header, {"error_code": code, "mechanisms": list(mechanisms)})
-        if found is None:
+        mechanism = mechanisms.get(self._mechanism_name)
+        code = ErrorCode.unsupported_sasl_mechanism if mechanism is None else ErrorCode.none
+        response = _build_response(header, {"error_code": code, "mechanisms": list(mechanisms)})
+        if mechanism is None:
             # As in Kafka, a client that logs in again gets no answer here.
-            raise _Failed("the mechanism is not enabled", None if self._is_reauth else response)
-        if self._mechanism is not None and found is not self._mechanism:
-            self._state = State.BAD_MECHANISM
+            raise _LoginError("the mechanism is not enabled", None if self._is_reauth else response)
+        if self._mechanism is not None and mechanism is not self._mechanism:
+            self._state = LoginState.BAD_MECHANISM
             return response
-        self._mechanism, self._exchange = found, found.exchange()
-        self._state = State.TOKEN
+        self._mechanism, self._exchange = mechanism, mechanism.exchange()
+        self._state = LoginState.TOKEN
         return response
 
-    def _token(self, frame: bytearray, peer: Peer) -> Buffers:
+    def _answer_token(self, frame: bytearray, peer: Peer) -> Buffers:
         """Answer a token of the client."""
         if self._has_headers:
             return self._authenticate(frame, peer)
         try:
             answer, _ = self._evaluate(bytes(frame), peer)
         except LoginRefused as refused:
-            raise _Failed(refused.reason) from None
+            raise _LoginError(refused.reason) from None
         return [len(answer).to_bytes(4, "big") + answer]
 
     def _authenticate(self, frame: bytearray, peer: Peer) -> Buffers:
         """Answer SaslAuthenticate."""
-        header = _header(frame, ApiKey.SASL_AUTHENTICATE, _AUTHENTICATE_VERSIONS)
+        header = _read_header(frame, ApiKey.SASL_AUTHENTICATE, _AUTHENTICATE_VERSIONS)
         body = codec.read_request(
             header.api_key, header.api_version, memoryview(frame).toreadonly(), header.body_at
         )
@@ -320,15 +322,15 @@ class SaslAuthenticator:
         except LoginRefused as refused:
             text = refused.client_message or (
                 f"Authentication failed during {'re-' * self._is_reauth}authentication due to"
-                f" invalid credentials with SASL mechanism {self._named}"
+                f" invalid credentials with SASL mechanism {self._mechanism_name}"
             )
             refusal = {
                 "error_code": ErrorCode.sasl_authentication_failed,
                 "error_message": text,
                 "auth_bytes": b"",
             }
-            raise _Failed(refused.reason, _response(header, refusal)) from None
-        return _response(
+            raise _LoginError(refused.reason, _build_response(header, refusal)) from None
+        return _build_response(
             header,
             {"error_message": "", "auth_bytes": answer, "session_lifetime_ms": lifetime_ms},
         )
@@ -342,7 +344,7 @@ class SaslAuthenticator:
         login = self._exchange.login
         return answer, 0 if login is None else self._log_in(login, peer, now_ms)
 
-    def _log_in(self, login: Login, peer: Peer, now_ms: int) -> int:
+    def _log_in(self, login: SaslLogin, peer: Peer, now_ms: int) -> int:
         """Serve the client as this user from now on. Return the lifetime of the session."""
         mechanism, counts = self._mechanism, self._listener.counts
         assert mechanism is not None
@@ -350,7 +352,7 @@ class SaslAuthenticator:
             if login.principal != peer.principal:
                 text = (
                     "Cannot change principals during re-authentication from"
-                    f" {_dotted(peer.principal)}: {_dotted(login.principal)}"
+                    f" {_format_dotted(peer.principal)}: {_format_dotted(login.principal)}"
                 )
                 raise LoginRefused(text, text)
         if mechanism.name in SCRAM_MECHANISMS and not login.by_token:
@@ -363,15 +365,15 @@ class SaslAuthenticator:
         self._exchange = None
         peer.principal, peer.token_authenticated = login.principal, login.by_token
         if self._listener.audit.logs_successes:
-            entry = audit.logged_in(
+            entry = audit.build_login(
                 listener=peer.listener,
                 mechanism=mechanism.name,
                 principal=login.principal,
                 host=peer.host,
             )
             self._listener.audit.note(entry)
-        lifetime_ms = _lifetime_ms(login, mechanism, now_ms)
-        self._state = State.LOGGED_IN
+        lifetime_ms = _compute_lifetime_ms(login, mechanism, now_ms)
+        self._state = LoginState.LOGGED_IN
         if lifetime_ms is None:
             # The session has no end: the client cannot log in again.
             self._connection.serve_with(self._listener.dispatch, self._listener.request_size_max)
@@ -386,20 +388,20 @@ class SaslAuthenticator:
         if frame[:2] == _HANDSHAKE_KEY and now >= self._begun_at + REAUTH_INTERVAL_S:
             self._begun_at = now
             self._is_reauth = True
-            self._state = State.HANDSHAKE
+            self._state = LoginState.HANDSHAKE
             self._connection.serve_with(self, self._listener.sasl.receive_size_max)
-            return self._handshake(frame)
+            return self._answer_handshake(frame)
         if now >= self._expires_at:
             self._listener.counts.expired += 1
-            self._state = State.FAILED
+            self._state = LoginState.FAILED
             self._connection.close()
             return None
         return self._listener.dispatch.handle(frame, peer)
 
-    def _bad_mechanism(self) -> str:
+    def _describe_bad_mechanism(self) -> str:
         assert self._mechanism is not None
         return (
-            f"SASL mechanism '{self._named}' requested by client is not supported for"
+            f"SASL mechanism '{self._mechanism_name}' requested by client is not supported for"
             f" re-authentication of mechanism '{self._mechanism.name}'"
         )
 
@@ -410,39 +412,39 @@ class SaslAuthenticator:
             counts.reauth_failed += 1
         else:
             counts.failed += 1
-        entry = audit.login_failed(
+        entry = audit.build_login_failure(
             listener=peer.listener,
-            mechanism=self._named,
+            mechanism=self._mechanism_name,
             user="" if self._exchange is None else self._exchange.user,
             host=peer.host,
             reason=reason,
             again=self._is_reauth,
         )
         self._listener.audit.note(entry)
-        self._state, self._exchange = State.FAILED, None
+        self._state, self._exchange = LoginState.FAILED, None
         delay_ms = self._listener.sasl.failure_delay_ms
         self._connection.mute(delay_ms + _MUTED_MS)
         self._listener.loop.call_later(delay_ms / 1000, self._connection.end, response)
 
 
-def _header(frame: bytearray, key: ApiKey, versions: range) -> RequestHeader:
-    """Return the header of a request for this API. Raises `_Failed`, `WireError`."""
-    found = frames.read_request_header(frame)
-    if found.api_key != key:
-        raise _Failed(f"a request with API key {found.api_key} in place of {key.name}")
-    if found.api_version not in versions:
-        raise _Failed(f"{key.name} v{found.api_version} is not served")
-    return found
+def _read_header(frame: bytearray, key: ApiKey, versions: range) -> RequestHeader:
+    """Return the header of a request for this API. Raises `_LoginError`, `WireError`."""
+    header = frames.read_request_header(frame)
+    if header.api_key != key:
+        raise _LoginError(f"a request with API key {header.api_key} in place of {key.name}")
+    if header.api_version not in versions:
+        raise _LoginError(f"{key.name} v{header.api_version} is not served")
+    return header
 
 
-def _response(header: RequestHeader, body: Mapping[str, Any]) -> Buffers:
-    out = Gather()
-    codec.writer(header.api_key, header.api_version, EntityType.response)(out, body)
-    parts = out.parts()
-    return [frames.sized_response_head(header, sum(map(len, parts))), *parts]
+def _build_response(header: RequestHeader, body: Mapping[str, Any]) -> Buffers:
+    out = ScatterBuffer()
+    codec.get_writer(header.api_key, header.api_version, EntityType.response)(out, body)
+    parts = out.get_parts()
+    return [frames.build_sized_response_head(header, sum(map(len, parts))), *parts]
 
 
-def _lifetime_ms(login: Login, mechanism: Mechanism, now_ms: int) -> int | None:
+def _compute_lifetime_ms(login: SaslLogin, mechanism: SaslMechanism, now_ms: int) -> int | None:
     """Return the milliseconds until the client has to log in again, or None for never."""
     ends = [] if login.expires_ms is None else [login.expires_ms - now_ms]
     if mechanism.max_reauth_ms > 0:
@@ -450,6 +452,6 @@ def _lifetime_ms(login: Login, mechanism: Mechanism, now_ms: int) -> int | None:
     return max(0, min(ends)) if ends else None
 
 
-def _dotted(principal: str) -> str:
+def _format_dotted(principal: str) -> str:
     """Return a principal as Kafka writes it in this message: `User.alice`."""
     return principal.replace(":", ".", 1)

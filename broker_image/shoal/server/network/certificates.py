@@ -39,7 +39,7 @@ _NAMES = x509.SubjectAlternativeName
 REVOKED_SUBJECTS = "shoal.ssl.revoked.subjects"
 
 
-class Sources(NamedTuple):
+class CertificateSources(NamedTuple):
     """A listener's configs, and the contents of the files that they name."""
 
     security: ListenerSecurity
@@ -49,7 +49,7 @@ class Sources(NamedTuple):
     def fingerprint(self) -> tuple[object, ...]:
         """What TLS depends on: equal for sources that build the same."""
         values = tuple(
-            (name, self.security.value(name))
+            (name, self.security.get_value(name))
             for name in sorted(self.security.values)
             if is_tls(name) and name != REVOKED_SUBJECTS
         )
@@ -76,7 +76,7 @@ class Certificates(NamedTuple):
         """When the first certificate of the chain expires."""
         if self.keys is None:
             return None
-        return min(one.not_valid_after_utc for one in self.keys.chain)
+        return min(certificate.not_valid_after_utc for certificate in self.keys.chain)
 
 
 def is_tls(name: str) -> bool:
@@ -84,10 +84,10 @@ def is_tls(name: str) -> bool:
     return name.removeprefix("shoal.").startswith("ssl.")
 
 
-def read(security: ListenerSecurity) -> Sources:
+def read(security: ListenerSecurity) -> CertificateSources:
     """Read the files of a listener. Blocking. Raises `BadStore`."""
     files = {}
-    for path in keystores.locations(security):
+    for path in keystores.list_locations(security):
         try:
             files[path] = Path(path).read_bytes()
         except OSError as error:
@@ -95,19 +95,19 @@ def read(security: ListenerSecurity) -> Sources:
                 f"Cannot read {path}: {error.strerror}. Check ssl.keystore.location and"
                 " ssl.truststore.location, and the rights of this user."
             ) from None
-    return Sources(security, files)
+    return CertificateSources(security, files)
 
 
-def build(sources: Sources, *, serves: bool, linked: bool) -> Certificates:
+def build(sources: CertificateSources, *, serves: bool, linked: bool) -> Certificates:
     """Return TLS for a listener. Blocking. Raises `BadStore`.
 
     `serves` is whether this node opens the listener, and `linked` whether nodes of the cluster
     connect to each other's.
     """
     security, files = sources
-    keys = keystores.keystore(security, files)
-    trusted = keystores.truststore(security, files)
-    client_auth = _client_auth(security)
+    keys = keystores.load_keystore(security, files)
+    trusted = keystores.load_truststore(security, files)
+    client_auth = _get_client_auth(security)
     if serves and keys is None:
         prefix = f"{PREFIX}{security.name.lower()}."
         raise BadStore(
@@ -120,38 +120,40 @@ def build(sources: Sources, *, serves: bool, linked: bool) -> Certificates:
             " ssl.truststore.location."
         )
     try:
-        mapper = PrincipalMapper(security.value("ssl.principal.mapping.rules"))
-        context = None if keys is None else _server_context(sources, keys, trusted, client_auth)
+        mapper = PrincipalMapper(security.get_value("ssl.principal.mapping.rules"))
+        context = (
+            None if keys is None else _build_server_context(sources, keys, trusted, client_auth)
+        )
     except ssl.SSLError as error:
         raise BadStore(f"OpenSSL refuses its stores: {error.reason or error}.") from None
     except ValueError as error:
         raise BadStore(f"{error}.") from None
     if linked and context is not None and keys is not None and trusted is not None:
         _check_trusts_itself(context, keys, trusted)
-    client = _client_properties(security, keys, trusted)
-    revoked = _revoked(sources, trusted)
+    client = _build_client_properties(security, keys, trusted)
+    revoked = _find_revoked(sources, trusted)
     return Certificates(context if serves else None, keys, trusted, mapper, client, revoked)
 
 
-def _client_auth(security: ListenerSecurity) -> str:
+def _get_client_auth(security: ListenerSecurity) -> str:
     """Return ssl.client.auth. As in Kafka, a listener with SASL has it only from its own config
     (KIP-684)."""
     name = "ssl.client.auth"
     own = f"{PREFIX}{security.name.lower()}.{name}"
     if security.protocol is SecurityProtocol.SASL_SSL and own not in security.overrides:
         return "none"
-    return str(security.value(name))
+    return str(security.get_value(name))
 
 
-def _server_context(
-    sources: Sources, keys: KeyStore, trusted: TrustStore | None, client_auth: str
+def _build_server_context(
+    sources: CertificateSources, keys: KeyStore, trusted: TrustStore | None, client_auth: str
 ) -> ssl.SSLContext:
     security = sources.security
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = _TICKETS
     _limit_versions(context, security)
-    suites = security.value("ssl.cipher.suites")
+    suites = security.get_value("ssl.cipher.suites")
     if suites:
         try:
             cipher_suites.restrict(context, suites)
@@ -161,47 +163,49 @@ def _server_context(
     context.verify_mode = _VERIFY_MODES[client_auth]
     if trusted is not None:
         _trust(context, trusted)
-    path = security.value("shoal.ssl.crl.location")
+    path = security.get_value("shoal.ssl.crl.location")
     if path is not None:
-        keystores.revocations(path, sources.files[path])
-        with _file(sources.files[path]) as copy:
+        keystores.load_revocations(path, sources.files[path])
+        with _provide_file(sources.files[path]) as copy:
             context.load_verify_locations(copy)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
 
 
-def _revoked(sources: Sources, trusted: TrustStore | None) -> frozenset[tuple[bytes, int]]:
+def _find_revoked(
+    sources: CertificateSources, trusted: TrustStore | None
+) -> frozenset[tuple[bytes, int]]:
     """Return issuer and serial number of the revoked certificates. Raises `BadStore`."""
-    path = sources.security.value("shoal.ssl.crl.location")
+    path = sources.security.get_value("shoal.ssl.crl.location")
     if path is None or trusted is None:
         return frozenset()
     return frozenset(
-        (found.issuer.public_bytes(), one.serial_number)
-        for found in keystores.revocations(path, sources.files[path])
-        if any(_has_signed(authority, found) for authority in trusted.certificates)
-        for one in found
+        (crl.issuer.public_bytes(), entry.serial_number)
+        for crl in keystores.load_revocations(path, sources.files[path])
+        if any(_has_signed(authority, crl) for authority in trusted.certificates)
+        for entry in crl
     )
 
 
-def _has_signed(authority: x509.Certificate, found: x509.CertificateRevocationList) -> bool:
-    if authority.subject != found.issuer:
+def _has_signed(authority: x509.Certificate, crl: x509.CertificateRevocationList) -> bool:
+    if authority.subject != crl.issuer:
         return False
     try:
-        return found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+        return crl.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
     except (TypeError, UnsupportedAlgorithm):
         return False  # A key of a kind that signs no lists.
 
 
 def _limit_versions(context: ssl.SSLContext, security: ListenerSecurity) -> None:
     # As in Kafka, ssl.protocol does not limit what a server accepts.
-    versions = sorted(_VERSIONS[name] for name in security.value("ssl.enabled.protocols"))
+    versions = sorted(_VERSIONS[name] for name in security.get_value("ssl.enabled.protocols"))
     if not versions:
         raise BadStore("ssl.enabled.protocols is empty. Set it to TLSv1.2,TLSv1.3.")
     context.minimum_version, context.maximum_version = versions[0], versions[-1]
 
 
 def _load_keys(context: ssl.SSLContext, keys: KeyStore) -> None:
-    with _file((keys.key_pem + keys.chain_pem).encode()) as path:
+    with _provide_file((keys.key_pem + keys.chain_pem).encode()) as path:
         try:
             context.load_cert_chain(path)
         except ssl.SSLError as error:
@@ -215,7 +219,7 @@ def _trust(context: ssl.SSLContext, trusted: TrustStore) -> None:
 
 
 @contextlib.contextmanager
-def _file(data: bytes) -> Iterator[str]:
+def _provide_file(data: bytes) -> Iterator[str]:
     """Provide a file with `data` for OpenSSL. Where possible it is in memory only."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("shoal-keys")
@@ -232,20 +236,20 @@ def _file(data: bytes) -> Iterator[str]:
         yield str(path)
 
 
-def _client_properties(
+def _build_client_properties(
     security: ListenerSecurity, keys: KeyStore | None, trusted: TrustStore | None
 ) -> dict[str, str]:
     algorithm = "ssl.endpoint.identification.algorithm"
-    found = {algorithm: security.value(algorithm) or ""}
+    properties = {algorithm: security.get_value(algorithm) or ""}
     if trusted is not None:
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted.pem}
+        properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted.pem}
     if keys is not None:
-        found |= {
+        properties |= {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.key": keys.key_pem,
             "ssl.keystore.certificate.chain": keys.chain_pem,
         }
-    return found
+    return properties
 
 
 # Checks of what is built.
@@ -276,13 +280,13 @@ def _check_trusts_itself(context: ssl.SSLContext, keys: KeyStore, trusted: Trust
         ) from None
 
 
-def not_valid(certificates: Certificates, now: datetime) -> str | None:
+def find_invalidity(certificates: Certificates, now: datetime) -> str | None:
     """Return why the certificates are not valid at a time, or None."""
     chain = () if certificates.keys is None else certificates.keys.chain
-    return next((why for one in chain if (why := outside_validity(one, now))), None)
+    return next((why for certificate in chain if (why := check_validity(certificate, now))), None)
 
 
-def outside_validity(certificate: x509.Certificate, now: datetime) -> str | None:
+def check_validity(certificate: x509.Certificate, now: datetime) -> str | None:
     """Return why a certificate is not valid at a time, or None."""
     subject = certificate.subject.rfc4514_string()
     if certificate.not_valid_after_utc < now:
@@ -294,7 +298,7 @@ def outside_validity(certificate: x509.Certificate, now: datetime) -> str | None
     return None
 
 
-def incompatible(
+def find_incompatibility(
     before: Certificates, after: Certificates, security: ListenerSecurity
 ) -> str | None:
     """Return why a keystore may not take the place of another one at run time (KIP-978), or
@@ -302,13 +306,13 @@ def incompatible(
     if before.keys is None or after.keys is None:
         return None
     old, new = before.keys.chain[0], after.keys.chain[0]
-    if not security.value("ssl.allow.dn.changes") and old.subject != new.subject:
+    if not security.get_value("ssl.allow.dn.changes") and old.subject != new.subject:
         return (
             f"Keystore DistinguishedName does not match: existing={old.subject.rfc4514_string()},"
             f" new={new.subject.rfc4514_string()}. ssl.allow.dn.changes=true would allow it"
         )
-    lost = _alternative_names(old) - _alternative_names(new)
-    if not security.value("ssl.allow.san.changes") and lost:
+    lost = _list_alternative_names(old) - _list_alternative_names(new)
+    if not security.get_value("ssl.allow.san.changes") and lost:
         return (
             f"Keystore SubjectAltNames do not match: {', '.join(sorted(lost))} would be lost."
             " ssl.allow.san.changes=true would allow it"
@@ -316,9 +320,9 @@ def incompatible(
     return None
 
 
-def _alternative_names(certificate: x509.Certificate) -> set[str]:
+def _list_alternative_names(certificate: x509.Certificate) -> set[str]:
     try:
-        found = certificate.extensions.get_extension_for_class(_NAMES).value
+        names = certificate.extensions.get_extension_for_class(_NAMES).value
     except x509.ExtensionNotFound:
         return set()
-    return {f"{type(one).__name__}:{one.value}" for one in found}
+    return {f"{type(name).__name__}:{name.value}" for name in names}

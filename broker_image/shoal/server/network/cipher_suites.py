@@ -33,19 +33,19 @@ class UnknownCipherSuite(ValueError):
     """A name that no supported suite has."""
 
 
-def openssl_name(name: str) -> str:
+def to_openssl_name(name: str) -> str:
     """Return OpenSSL's name of a suite by Java's name. Raises `UnknownCipherSuite`."""
     if name in TLS_1_3:
         return name
     exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
     if exchange not in _EXCHANGES or cipher not in _CIPHERS:
         raise UnknownCipherSuite(name)
-    found = _EXCHANGES[exchange] + _CIPHERS[cipher]
+    suite = _EXCHANGES[exchange] + _CIPHERS[cipher]
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(found)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(suite)
     except ssl.SSLError:
         raise UnknownCipherSuite(name) from None
-    return found
+    return suite
 
 
 def restrict(context: ssl.SSLContext, names: tuple[str, ...]) -> None:
@@ -53,9 +53,9 @@ def restrict(context: ssl.SSLContext, names: tuple[str, ...]) -> None:
 
     Raises `UnknownCipherSuite`, and `ValueError` if they leave no version of TLS.
     """
-    found = [openssl_name(name) for name in names]
-    newer = [name for name in found if name in TLS_1_3]
-    older = [name for name in found if name not in TLS_1_3]
+    suites = [to_openssl_name(name) for name in names]
+    newer = [name for name in suites if name in TLS_1_3]
+    older = [name for name in suites if name not in TLS_1_3]
     if older:
         context.set_ciphers(":".join(older))
     elif context.minimum_version is ssl.TLSVersion.TLSv1_2:
@@ -83,7 +83,7 @@ def _restrict_tls_1_3(context: ssl.SSLContext, names: list[str]) -> None:
             call.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
             own = ctypes.c_void_p.from_address(id(context) + object.__basicsize__)
             call(own, ":".join(names).encode())
-    enabled = [one["name"] for one in context.get_ciphers() if one["name"] in TLS_1_3]
+    enabled = [cipher["name"] for cipher in context.get_ciphers() if cipher["name"] in TLS_1_3]
     if enabled != names:
         raise ValueError(
             "this build of Python cannot choose among the cipher suites of TLS 1.3: name all of"

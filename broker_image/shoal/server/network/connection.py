@@ -12,7 +12,8 @@ Requests are handled as they arrive, even while earlier ones wait. A connection 
 * while the client is throttled by a quota;
 * while a request is handled in pieces (`pieces`);
 * before a large request or a produce request, while the limits of the broker are reached
-  (`request_limits`).
+  (`request_limits`);
+* in a large request, while the broker has no memory for more of it (`receive_memory`).
 
 It resumes when the condition ends. Malformed bytes close the connection: `WireError` ends here.
 """
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from shoal.log.slices import FileSlice
 from shoal.protocol.errors import WireError
+from shoal.security.acls import ANONYMOUS
+from shoal.server.network.receive_memory import STRANGERS, ReceiveMemory
 from shoal.server.network.request_limits import (
     LARGE_REQUEST_BYTES,
     RequestLimits,
@@ -38,8 +41,11 @@ if TYPE_CHECKING:
     from shoal.server.network.authentication import DispatchPort
     from shoal.server.network.dispatch import PendingResponse
 
-#: Bytes of one read. uvloop reads at most this many at a time.
-SCRATCH_SIZE = 256 * 1024
+#: Bytes of one read. uvloop reads at most this many at a time. Before a login, requests are small,
+#: and a connection without memory for a large one keeps what it has read.
+SCRATCH_SIZE, LOGIN_READ_SIZE = 256 * 1024, 8 * 1024
+#: Bytes of one read into a frame's own buffer. The kernel may have several megabytes.
+FRAME_READ_SIZE = 1024 * 1024
 #: The largest initial size of a frame's own buffer, which doubles as it fills.
 FRAME_START_SIZE = 2 * 1024 * 1024
 #: Pending requests of one connection, in number and in bytes. Clients keep 1 to 5 in flight
@@ -60,6 +66,7 @@ _TLS_HANDSHAKE = 0x1603
 _SIZE = struct.Struct(">i")
 _scratch = bytearray(SCRATCH_SIZE)
 _scratch_view = memoryview(_scratch)
+_login_view = _scratch_view[:LOGIN_READ_SIZE]
 
 
 class ListenerPort(Protocol):
@@ -73,23 +80,25 @@ class ListenerPort(Protocol):
 
     @property
     def request_limits(self) -> RequestLimits: ...
+    @property
+    def receive_memory(self) -> ReceiveMemory: ...
 
     #: Bytes received and sent by all connections, and bytes that wait in write buffers.
     bytes_in: int
     bytes_out: int
     bytes_buffered: int
 
-    def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
+    def register(self, connection: ServerConnection, transport: asyncio.Transport) -> Peer | None:
         """Accept a connection. Return None to refuse it."""
 
-    def unregister(self, connection: Connection, peer: Peer) -> None:
+    def unregister(self, connection: ServerConnection, peer: Peer) -> None:
         """Forget a connection whose transport is closed."""
 
-    def connection_failed(self, connection: Connection, reason: str) -> None:
+    def on_connection_failed(self, connection: ServerConnection, reason: str) -> None:
         """Count and log a connection that ends with an error."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """Owns the transport, the frame that is being received and the pending responses."""
 
     __slots__ = (
@@ -110,8 +119,10 @@ class Connection(asyncio.BufferedProtocol):
         "_paused",
         "_pending",
         "_pending_bytes",
+        "_receive_memory",
         "_request_limits",
         "_sendfile_writer",
+        "_shared_view",
         "_size",
         "_transport",
         "_turn_cost",
@@ -127,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_size_max = listener.request_size_max
         self._backlog = b""
         self._frame: bytearray | None = None
-        self._frame_view = _scratch_view
+        self._frame_view = self._shared_view = _scratch_view
         self._size = self._filled = 0
         self._out: list[Buffer | FileSlice] = []
         self._sendfile_writer: SendfileWriter | None = None
@@ -141,7 +152,8 @@ class Connection(asyncio.BufferedProtocol):
         self._in_pieces: PendingResponse | None = None
         self._turn_cost = 0
         self._request_limits = listener.request_limits
-        #: Whether it waits in the queue of the request limits.
+        self._receive_memory = listener.receive_memory
+        #: Whether it waits in the queue of the request limits, or for memory.
         self._awaits_capacity = False
         self._muted: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -158,13 +170,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._reset_bytes_buffered()
-        self._request_limits.connection_closed(self)
         if self._muted is not None:
             self._muted.cancel()
         self._transport = None
-        # Others still refer to this connection, so it must not keep what it has received.
-        self._frame, self._frame_view = None, _scratch_view
-        self._backlog = b""
+        self._drop_received()
         self._out.clear()
         if self._sendfile_writer is not None:
             self._sendfile_writer.close()
@@ -175,13 +184,20 @@ class Connection(asyncio.BufferedProtocol):
         if self.peer is not None:
             self._listener.unregister(self, self.peer)
 
+    def _drop_received(self) -> None:
+        """Drop what is not handled: others still refer to a connection that has ended."""
+        self._frame, self._frame_view = None, _scratch_view
+        self._backlog = b""
+        self._request_limits.on_connection_closed(self)
+        self._receive_memory.release(self)
+
     # Receiving.
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         if self._frame is not None:
-            return self._frame_view[self._filled :]
+            return self._frame_view[self._filled : self._filled + FRAME_READ_SIZE]
         if not self._backlog:
-            return _scratch_view
+            return self._shared_view
         received = len(self._backlog)
         _scratch[:received] = self._backlog
         return _scratch_view[received:]
@@ -194,34 +210,43 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.bytes_in += nbytes
         try:
             if self._frame is not None:
-                self._frame_received(nbytes)
+                self._receive_frame(nbytes)
             else:
                 end = len(self._backlog) + nbytes
                 self._backlog = b""
                 self._parse_frames(_scratch_view[:end])
         except WireError as error:
-            self._malformed(str(error))
-        self._dispatch.requests_handled(self.active_at)
+            self._on_malformed(str(error))
+        self._dispatch.on_requests_handled(self.active_at)
         self._flush()
 
-    def _frame_received(self, nbytes: int) -> None:
+    def _receive_frame(self, nbytes: int) -> None:
         frame = self._frame
         assert frame is not None
-        self._filled += nbytes
+        before, self._filled = self._filled, self._filled + nbytes
+        if self._filled < self._size and self._filled // TURN_COST_MAX > before // TURN_COST_MAX:
+            self._end_turn()
         if self._filled < len(frame):
             return
         if self._filled == self._size:
             self._frame = None
             self._frame_view = _scratch_view
             self._handle(frame)
-            self._request_limits.receive_ended(self)
+            self._request_limits.on_receive_ended(self)
+            self._receive_memory.release(self)
         else:
-            self._start_frame(frame)
+            self._extend_frame(frame)
 
-    def _start_frame(self, received: bytearray | memoryview) -> None:
-        """Allocate a buffer for the frame of `_size` bytes that begins with `received`."""
+    def _extend_frame(self, received: bytearray | memoryview) -> None:
+        """Allocate a buffer for the frame of `_size` bytes that begins with `received`, or keep
+        that alone and wait for memory."""
         filled = len(received)
-        frame = bytearray(min(self._size, max(FRAME_START_SIZE, 2 * filled)))
+        wanted = min(self._size, max(FRAME_START_SIZE, 2 * filled))
+        if not self._receive_memory.take(self, wanted, self._size):
+            wanted = filled
+            self._awaits_capacity = True
+            self._pause()
+        frame = bytearray(wanted)
         frame[:filled] = received
         self._filled = filled
         self._frame = frame
@@ -235,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             size = _SIZE.unpack_from(data, at)[0]
             if not 0 <= size <= self._frame_size_max:
-                raise WireError(self._too_large(size))
+                raise WireError(self._describe_too_large(size))
             begin = at + 4
             if self._request_limits.is_full:
                 if end - begin < min(2, size):
@@ -247,9 +272,9 @@ class Connection(asyncio.BufferedProtocol):
                     break
             if size > end - begin:
                 if size > LARGE_REQUEST_BYTES:
-                    self._request_limits.receive_started(self, size)
+                    self._request_limits.on_receive_started(self, size)
                     self._size = size
-                    self._start_frame(data[begin:])
+                    self._extend_frame(data[begin:])
                     return
                 break
             at = begin + size
@@ -257,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
         if at < end:
             self._backlog = bytes(data[at:])
 
-    def _too_large(self, size: int) -> str:
+    def _describe_too_large(self, size: int) -> str:
         assert self.peer is not None
         if size >> 16 == _TLS_HANDSHAKE:
             return (
@@ -265,14 +290,20 @@ class Connection(asyncio.BufferedProtocol):
                 f" {self.peer.security_protocol.name}. Set security.protocol to that in the client,"
                 " or let it connect to a listener with TLS"
             )
-        is_login = self._frame_size_max != self._listener.request_size_max
-        name = "sasl.server.max.receive.size" if is_login else "socket.request.max.bytes"
+        name = "socket.request.max.bytes"
+        if self._awaits_login:
+            name = "sasl.server.max.receive.size"
         return f"a request of {size} bytes, where {name} is {self._frame_size_max}"
+
+    @property
+    def _awaits_login(self) -> bool:
+        return self._frame_size_max != self._listener.request_size_max
 
     def serve_with(self, dispatch: DispatchPort, frame_size_max: int) -> None:
         """Pass the next requests to `dispatch`, up to this size."""
         self._dispatch = dispatch
         self._frame_size_max = frame_size_max
+        self._shared_view = _login_view if self._awaits_login else _scratch_view
 
     def _handle(self, frame: bytearray) -> None:
         assert self.peer is not None
@@ -288,13 +319,14 @@ class Connection(asyncio.BufferedProtocol):
             if not self._pending:
                 self._out += answer
                 return
-            answer = self._dispatch.completed(answer)
+            answer = self._dispatch.make_pending(answer)
         if answer.request is not None and answer.request.holds_records:
-            self._request_limits.request_queued(answer.request)
+            end_of_hold = self._receive_memory.hold(self, len(frame))
+            self._request_limits.on_request_queued(answer.request, end_of_hold)
         answer.size = len(frame)
         self._pending.append(answer)
         self._pending_bytes += len(frame)
-        answer.on_ready(self._ready)
+        answer.on_ready(self._send_ready)
         if answer.request is not None and answer.request.is_in_pieces:
             self._in_pieces = answer
             self._pause()
@@ -303,14 +335,14 @@ class Connection(asyncio.BufferedProtocol):
 
     # Sending.
 
-    def _ready(self, _: object) -> None:
+    def _send_ready(self, _: object) -> None:
         """Send the responses at the head of the queue that are complete."""
         pending = self._pending
         while pending and pending[0].ready:
             first = pending.popleft()
             self._pending_bytes -= first.size
             try:
-                self._out += first.buffers()
+                self._out += first.build_buffers()
             except WireError as error:
                 self.fail(str(error))
         self._flush()
@@ -348,14 +380,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._sendfile_writer is None:
             fd = transport.get_extra_info("socket").fileno()
             self._sendfile_writer = SendfileWriter(
-                self._loop, fd, self._send_drained, self._send_failed
+                self._loop, fd, self._on_send_drained, self._on_send_failed
             )
         self._sendfile_writer.send(out)
         if self._sendfile_writer.is_blocked:
             self._write_paused = True
             self._pause()
 
-    def _send_drained(self) -> None:
+    def _on_send_drained(self) -> None:
         """Resume after the sendfile writer has sent its queue, or has failed."""
         if self._transport is None or self._transport.is_closing():
             return
@@ -363,10 +395,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_closing:
             self.close()
 
-    def _send_failed(self, error: OSError) -> None:
+    def _on_send_failed(self, error: OSError) -> None:
         """Close the connection: the client is gone, or a file could not be read."""
         if not isinstance(error, ConnectionError):
-            self._listener.connection_failed(
+            self._listener.on_connection_failed(
                 self, f"an answer could not be read from the log: {error}"
             )
         if self._transport is not None:
@@ -394,12 +426,12 @@ class Connection(asyncio.BufferedProtocol):
         begun continues."""
         if self._transport is None:
             return
-        until = self._loop.time() + pause_ms / 1000
+        deadline = self._loop.time() + pause_ms / 1000
         if self._muted is not None:
-            if self._muted.when() >= until:
+            if self._muted.when() >= deadline:
                 return
             self._muted.cancel()
-        self._muted = self._loop.call_at(until, self._unmute)
+        self._muted = self._loop.call_at(deadline, self._unmute)
         self._pause()
 
     def _unmute(self) -> None:
@@ -432,11 +464,13 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._pending) >= pending_max or self._pending_bytes >= bytes_max:
             return
         self._paused = False
+        if self._frame is not None and self._filled == len(self._frame):
+            self._extend_frame(self._frame)
         backlog, self._backlog = self._backlog, b""
         try:
             self._parse_frames(memoryview(backlog))
         except WireError as error:
-            self._malformed(str(error))
+            self._on_malformed(str(error))
         self._flush()
         if not self._paused and self._transport is not None:
             self._transport.resume_reading()
@@ -447,25 +481,35 @@ class Connection(asyncio.BufferedProtocol):
         return getattr(self._transport, "peer_certificate", None)
 
     @property
-    def is_paused(self) -> bool:
-        """Whether the connection has stopped reading."""
-        return self._paused
+    def client(self) -> str:
+        """Whose bytes it receives: a user, an address, or all that have not logged in."""
+        if self.peer is None or self._awaits_login:
+            return STRANGERS
+        principal = self.peer.principal
+        return self.peer.host if principal == ANONYMOUS else principal
 
-    def capacity_available(self) -> None:
-        """Resume: the request limits admit the next request."""
+    @property
+    def is_held_up(self) -> bool:
+        """Whether the broker, and not the client, keeps it from receiving."""
+        return self._muted is not None or self._awaits_capacity
+
+    def on_capacity_available(self) -> None:
+        """Resume: there is room for the next request, or memory for more of this one."""
         self._awaits_capacity = False
         self._resume()
 
-    def _malformed(self, reason: str) -> None:
+    def _on_malformed(self, reason: str) -> None:
         assert self.peer is not None
-        if not self._dispatch.login_failed(self.peer, reason):
+        if not self._dispatch.handle_login_failure(self.peer, reason):
             self.fail(reason)
 
     def fail(self, reason: str) -> None:
         """Close at once and log `reason`."""
         if self._transport is not None and not self._transport.is_closing():
-            self._listener.connection_failed(self, reason)
+            self._listener.on_connection_failed(self, reason)
             self._flush()
+            # To close means to wait until the client has read what is written.
+            self._drop_received()
             self._transport.close()
 
     def close_after_responses(self) -> None:

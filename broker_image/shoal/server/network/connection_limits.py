@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.metadata.client_quotas import connection_rate
-from shoal.metadata.config_keys import counts_by_address
+from shoal.metadata.client_quotas import find_connection_rate
+from shoal.metadata.config_keys import parse_counts_by_address
 from shoal.server.quota.rates import Rate
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _NO_LIMIT = 2**31 - 1
 RATES_MAX = 10_000
 
 
-class Throttle(NamedTuple):
+class ConnectionThrottle(NamedTuple):
     """How long a new connection waits, and whether it is closed after that."""
 
     delay_ms: int
@@ -50,36 +50,36 @@ class ConnectionLimits:
         config = self._cache.image.broker_config
         text = config["max.connections.per.ip.overrides"]
         if text != self._overrides[0]:
-            self._overrides = text, counts_by_address(text)
+            self._overrides = text, parse_counts_by_address(text)
         most = self._overrides[1].get(host, config["max.connections.per.ip"])
         return total < config["max.connections"] and from_host < most
 
-    def throttle(self, host: str) -> Throttle:
+    def throttle(self, host: str) -> ConnectionThrottle:
         """Count a new connection from `host`, and return its delay."""
         image = self._cache.image
         now_ms = self._clock.now_ms()
-        quota = connection_rate(image.client_quotas, host) if image.client_quotas else None
+        quota = find_connection_rate(image.client_quotas, host) if image.client_quotas else None
         if quota is not None:
-            rate = self._rate_of(host, now_ms)
+            rate = self._get_rate(host, now_ms)
             rate.add(1, now_ms)
-            if delay_ms := rate.throttle_ms(quota, now_ms):
+            if delay_ms := rate.compute_throttle_ms(quota, now_ms):
                 rate.add(-1, now_ms)  # A refused connection does not count.
-                return Throttle(min(delay_ms, self._window_ms), refused=True)
+                return ConnectionThrottle(min(delay_ms, self._window_ms), refused=True)
         limit = image.broker_config["max.connection.creation.rate"]
         if limit >= _NO_LIMIT:
             self._rate = None
-            return Throttle(0)
+            return ConnectionThrottle(0)
         if self._rate is None:
             self._rate = Rate(self._samples, self._window_ms, now_ms)
         self._rate.add(1, now_ms)
-        return Throttle(self._rate.throttle_ms(max(limit, 1e-3), now_ms))
+        return ConnectionThrottle(self._rate.compute_throttle_ms(max(limit, 1e-3), now_ms))
 
-    def _rate_of(self, host: str, now_ms: int) -> Rate:
+    def _get_rate(self, host: str, now_ms: int) -> Rate:
         rate = self._rates_by_host.get(host)
         if rate is None:
             if len(self._rates_by_host) >= RATES_MAX:
                 self._rates_by_host = {
-                    h: r for h, r in self._rates_by_host.items() if not r.idle(now_ms)
+                    h: r for h, r in self._rates_by_host.items() if not r.is_idle(now_ms)
                 }
             rate = self._rates_by_host[host] = Rate(self._samples, self._window_ms, now_ms)
         return rate

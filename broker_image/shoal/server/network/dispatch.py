@@ -22,7 +22,7 @@ from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.network import error_counts, pieces
-from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Remainder, Request
+from shoal.server.network.api import Api, AwaitableBody, Body, Peer, RemainingRequest, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
     Buffers,
@@ -32,9 +32,9 @@ from shoal.server.network.encoding import (
 )
 
 if TYPE_CHECKING:
-    from shoal.server.authorization import Access
+    from shoal.server.authorization import AccessControl
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.network.purgatory import Purgatory
 
 #: Bytes of the smallest request header.
@@ -82,7 +82,7 @@ class PendingResponse:
         if self._future is not None:
             self._future.add_done_callback(call)
 
-    def buffers(self) -> Buffers:
+    def build_buffers(self) -> Buffers:
         """Return the buffers of the response. Raises `WireError` to close the connection."""
         if self._future is None:
             assert self._buffers is not None
@@ -124,19 +124,21 @@ class Dispatcher:
         *,
         context: Any,
         served: Mapping[str, Mapping[int, Api]],
+        advertised: Mapping[str, Mapping[int, Api]],
         cache: MetadataCache,
-        metrics: Metrics,
+        metrics: MetricRegistry,
         quotas: QuotasPort,
         purgatory: Purgatory,
         controller: ControllerPort,
         errors: ErrorResponses,
-        access: Access,
+        access: AccessControl,
         monotonic_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """`context` is the first argument of every handler. `served` has the rows that each
-        listener serves now, by listener name and API key."""
+        listener serves now, by listener name and API key, and `advertised` those that it serves
+        once the node has joined its cluster."""
         self._context = context
-        self._served = served
+        self._served, self._advertised = served, advertised
         self._cache = cache
         self._metrics = metrics
         self._quotas = quotas
@@ -156,11 +158,11 @@ class Dispatcher:
         served = self._served[peer.listener]
         api = served.get(frame[0] << 8 | frame[1]) if len(frame) >= HEADER_SIZE_MIN else None
         if api is None:
-            raise _unserved(frame, peer)
+            raise _make_unserved_error(frame, peer, self._advertised[peer.listener])
         header = frames.read_request_header(frame, api.versions)
         version = header.api_version
         if version not in api.versions:
-            return _unsupported_version(api, header)
+            return _build_unsupported_version(api, header)
         view = memoryview(frame)
         body = (
             api.read(version, view, header.body_at)
@@ -173,11 +175,11 @@ class Dispatcher:
         except WireError:
             raise
         except Exception as error:
-            return self._error_response(request, error)
+            return self._build_error_response(request, error)
         if self._quotas.enabled:
             request.busy_ns = self._monotonic_ns() - received_ns
         if answer is None:
-            self._no_response(request)
+            self._finish_without_response(request)
             return None
         if isinstance(answer, (DeferredResponse, asyncio.Future)):
             if not answer.done():
@@ -198,17 +200,17 @@ class Dispatcher:
         checked = None if api.check is None else api.check(self._context, request)
         if checked is None:
             return self._proceed(api, frame, request)
-        return asyncio.ensure_future(self._when_checked(checked, api, frame, request))
+        return asyncio.ensure_future(self._finish_checked(checked, api, frame, request))
 
-    async def _when_checked(
+    async def _finish_checked(
         self,
-        checked: Awaitable[Body | Remainder | None],
+        checked: Awaitable[Body | RemainingRequest | None],
         api: Api,
         frame: bytearray,
         request: Request,
     ) -> Any:
         refusal = await checked
-        if isinstance(refusal, Remainder):
+        if isinstance(refusal, RemainingRequest):
             return refusal.complete(await self._finish(api, refusal.frame, refusal.request))
         if refusal is not None:
             return refusal
@@ -222,20 +224,20 @@ class Dispatcher:
         """Call the handler of a request, or forward it to the controller. Raises `ApiError`."""
         if api.by_controller and not self._controller.is_local:
             return self._controller.forward(frame, request)  # The controller authorizes it.
-        if api.needs is not None and self._access.enabled:
-            self._access.require_all(request, api.needs(request))
+        if self._access.enabled:
+            self._access.require_all(request, api.permissions.for_request)
         return pieces.handle(api, self._context, request)
 
-    def login_failed(self, _peer: Peer, _reason: str) -> bool:
+    def handle_login_failure(self, _peer: Peer, _reason: str) -> bool:
         """Whether bytes that are no request are a failed login: they are not, here."""
         return False
 
-    def requests_handled(self, now_s: float) -> None:
+    def on_requests_handled(self, now_s: float) -> None:
         """Complete fetches that the requests of one read have woken. The connection calls this
         before it sends the responses to those requests; `now_s` is the time of its loop."""
         self._purgatory.complete_early(now_s)
 
-    def completed(self, buffers: Buffers) -> PendingResponse:
+    def make_pending(self, buffers: Buffers) -> PendingResponse:
         """Return a response that waits only for those before it on its connection."""
         return PendingResponse(self, None, None, buffers)
 
@@ -248,11 +250,15 @@ class Dispatcher:
         if isinstance(error, WireError):
             raise error
         if error is not None:
-            return self._error_response(request, error)
+            return self._build_error_response(request, error)
         result = future.result()
-        return self._no_response(request) if result is None else self._respond(request, result)
+        return (
+            self._finish_without_response(request)
+            if result is None
+            else self._respond(request, result)
+        )
 
-    def _no_response(self, request: Request) -> Buffers:
+    def _finish_without_response(self, request: Request) -> Buffers:
         """Charge and count a request that has no response."""
         if self._quotas.enabled and (throttle_ms := self._quotas.charge(request, 0)):
             request.peer.pause(throttle_ms)
@@ -263,7 +269,7 @@ class Dispatcher:
         try:
             return self._encode_response(request, body)
         except Exception as error:  # A body that its codec rejects is a bug of the handler.
-            return self._error_response(request, error)
+            return self._build_error_response(request, error)
 
     def _encode_response(self, request: Request, body: Body) -> Buffers:
         if not self._quotas.enabled:
@@ -273,7 +279,7 @@ class Dispatcher:
         size = sum(map(len, parts))
         self._record_metrics(request)
         error_counts.add(self._metrics.errors[request.header.api_key], request, body)
-        return [frames.sized_response_head(request.header, size), *parts]
+        return [frames.build_sized_response_head(request.header, size), *parts]
 
     def _encode_throttled(self, request: Request, body: Body) -> Buffers:
         """Encode a response body, and throttle the client if it exceeds a quota."""
@@ -289,22 +295,28 @@ class Dispatcher:
     def _record_metrics(self, request: Request) -> None:
         header = request.header
         elapsed_ns = self._monotonic_ns() - request.received_ns
-        self._metrics.request(header.api_key, header.api_version, elapsed_ns)
+        self._metrics.record_request(header.api_key, header.api_version, elapsed_ns)
 
-    def _error_response(self, request: Request, error: BaseException) -> Buffers:
+    def _build_error_response(self, request: Request, error: BaseException) -> Buffers:
         try:
-            return self._encode_response(request, self._errors.body(request, error))
+            return self._encode_response(request, self._errors.build_body(request, error))
         except ApiError as refused:  # A name in the request does not fit into a response.
             raise WireError(str(refused)) from None
 
 
-def _unserved(frame: bytearray, peer: Peer) -> WireError:
+def _make_unserved_error(frame: bytearray, peer: Peer, advertised: Mapping[int, Api]) -> WireError:
     if len(frame) < HEADER_SIZE_MIN:
         return WireError(f"a request of {len(frame)} bytes has no header")
-    return WireError(f"API key {frame[0] << 8 | frame[1]} is not served on {peer.listener}")
+    key = frame[0] << 8 | frame[1]
+    if key in advertised:
+        return WireError(
+            f"this node starts, and serves no {advertised[key].key.name} on {peer.listener} before"
+            " it has joined its cluster; clients try again"
+        )
+    return WireError(f"API key {key} is not served on {peer.listener}")
 
 
-def _unsupported_version(api: Api, header: frames.RequestHeader) -> Buffers:
+def _build_unsupported_version(api: Api, header: frames.RequestHeader) -> Buffers:
     """Name the versions served to a client whose ApiVersions request is too new."""
     if api.key is not ApiKey.API_VERSIONS:
         raise WireError(f"{api.key.name} v{header.api_version} is not served")

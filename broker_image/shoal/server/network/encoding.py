@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from kio.static.constants import EntityType
 
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
-from shoal.protocol.compiler import Gather
+from shoal.protocol.compiler import ScatterBuffer
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.network.api import Api, Body, Buffer, Request
 
@@ -17,13 +18,6 @@ Buffers = list[Buffer]
 
 #: Bytes of the message of an error.
 MESSAGE_SIZE_MAX = 4096
-#: APIs other than Produce whose handlers encode their bodies. From this version on, such a body
-#: begins with the throttle time.
-_BEGIN_WITH_THROTTLE_TIME: dict[int, int] = {
-    ApiKey.METADATA: 3,
-    ApiKey.SHARE_FETCH: 1,
-    ApiKey.SHARE_ACKNOWLEDGE: 1,
-}
 
 
 def encode_body(request: Request, body: Body) -> Buffers:
@@ -34,9 +28,9 @@ def encode_body(request: Request, body: Body) -> Buffers:
     # A check for dict first, because one for `Mapping` takes longer.
     if isinstance(body, (dict, Mapping)):
         header = request.header
-        out = Gather()
-        codec.writer(header.api_key, header.api_version, EntityType.response)(out, body)
-        return out.parts()
+        out = ScatterBuffer()
+        codec.get_writer(header.api_key, header.api_version, EntityType.response)(out, body)
+        return out.get_parts()
     return list(body)
 
 
@@ -48,11 +42,17 @@ def with_throttle_time(request: Request, body: Body, throttle_ms: int) -> Body:
     parts, throttle_time = list(body), throttle_ms.to_bytes(4, "big")
     if key == ApiKey.PRODUCE:
         last = bytes(parts[-1])
-        end = len(last) - codec.flexible(key, version)  # The tagged fields, which are empty.
+        end = len(last) - codec.is_flexible(key, version)  # The tagged fields, which are empty.
         parts[-1] = last[: end - 4] + throttle_time + last[end:]
-    elif version >= _BEGIN_WITH_THROTTLE_TIME.get(key, version + 1):
+    elif _begins_with_throttle_time(key, version):
         parts[0] = throttle_time + bytes(parts[0][4:])
     return parts
+
+
+@cache
+def _begins_with_throttle_time(key: int, version: int) -> bool:
+    entity = codec.load_entity(key, version, EntityType.response)
+    return codec.build_struct(entity).fields[0].name == "throttle_time_ms"
 
 
 class ErrorResponses:
@@ -62,7 +62,7 @@ class ErrorResponses:
         self._log = log
         self._table = table
 
-    def body(self, request: Request, error: BaseException) -> Body:
+    def build_body(self, request: Request, error: BaseException) -> Body:
         """Return the response body for a request that failed with `error`.
 
         An `ApiError` keeps its code and message. Any other exception is a bug: it is logged with
@@ -78,8 +78,8 @@ class ErrorResponses:
             code, message = ErrorCode.unknown_server_error, None
         if api.refuse is not None:
             return api.refuse(request, code, message)
-        entity = codec.entity(api.key, request.version, EntityType.response)
-        if not any(f.name == "error_code" for f in codec.struct_of(entity).fields):
+        entity = codec.load_entity(api.key, request.version, EntityType.response)
+        if not any(f.name == "error_code" for f in codec.build_struct(entity).fields):
             raise WireError(f"{api.key.name} was refused: {message or code.name}")
         return {"error_code": code, "error_message": message}
 

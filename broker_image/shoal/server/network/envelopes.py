@@ -15,7 +15,7 @@ from shoal.server.network.api import Api, Peer, Request
 from shoal.server.network.encoding import ErrorResponses, encode_body
 
 if TYPE_CHECKING:
-    from shoal.server.authorization import Access
+    from shoal.server.authorization import AccessControl
 
 
 class EnvelopeHandler:
@@ -27,7 +27,7 @@ class EnvelopeHandler:
         table: Mapping[int, Api],
         errors: ErrorResponses,
         *,
-        access: Access,
+        access: AccessControl,
         is_active_controller: Callable[[], bool],
     ) -> None:
         """`context` is the first argument of every handler in `table`."""
@@ -59,15 +59,15 @@ class EnvelopeHandler:
         if not self._is_active_controller():
             raise ApiError(ErrorCode.not_controller)
         try:
-            if api.needs is not None and self._access.enabled:
-                self._access.require_all(request, api.needs(request))
-            found: Any = pieces.handle(api, self._context, request)
-            if not isinstance(found, (list, Mapping)):
-                found = await found
+            if self._access.enabled:
+                self._access.require_all(request, api.permissions.for_request)
+            answer: Any = pieces.handle(api, self._context, request)
+            if not isinstance(answer, (list, Mapping)):
+                answer = await answer
         except WireError:
             raise
         except Exception as error:
             if isinstance(error, ApiError) and error.code is ErrorCode.not_controller:
                 raise
-            found = self._errors.body(request, error)
-        return b"".join(encode_body(request, found))
+            answer = self._errors.build_body(request, error)
+        return b"".join(encode_body(request, answer))

@@ -34,7 +34,7 @@ _EPOCH_MAX = 2**31 - 1
 PartitionKey = tuple[Any, int]
 
 
-class Cursor:
+class FetchCursor:
     """What a client requests of one partition, and what the last response returned."""
 
     __slots__ = (
@@ -73,14 +73,14 @@ class Cursor:
         #: The wanted records by their hash; None for all, or the error of invalid ranges.
         self.key_ranges: KeyRanges | ApiError | None = None
         if getattr(requested, "key_ranges", None):
-            self.key_ranges = _key_ranges(requested)
+            self.key_ranges = _parse_key_ranges(requested)
 
     @property
     def key(self) -> PartitionKey:
         return (self.topic_id or self.name, self.index)
 
 
-class Session:
+class FetchSession:
     """The partitions of one fetcher. `epoch` is the epoch of the next request.
 
     In a follower's session, `active` has the partitions that the next fetch reads. The others have
@@ -102,30 +102,30 @@ class Session:
         self.uses_topic_ids = uses_topic_ids
         self.epoch = 1
         self.last_used_ms = now_ms
-        self.cursors: dict[PartitionKey, Cursor] = {}
-        self.active: dict[PartitionKey, Cursor] | None = None
+        self.cursors: dict[PartitionKey, FetchCursor] = {}
+        self.active: dict[PartitionKey, FetchCursor] | None = None
         #: The follower's broker epoch at its last fetch.
         self.broker_epoch = -1
 
-    def rotate(self, cursor: Cursor) -> None:
+    def rotate(self, cursor: FetchCursor) -> None:
         """Move a partition that returned data to the end."""
         for partitions in (self.cursors, self.active):
             if partitions is not None and partitions.pop(cursor.key, None) is not None:
                 partitions[cursor.key] = cursor
 
-    def deactivate(self, cursor: Cursor) -> None:
+    def deactivate(self, cursor: FetchCursor) -> None:
         """Skip this partition until `activate`."""
         if self.active is not None:
             self.active.pop(cursor.key, None)
 
-    def activate(self, cursor: Cursor) -> None:
+    def activate(self, cursor: FetchCursor) -> None:
         """Read this partition at the next fetch."""
         if self.active is not None and self.cursors.get(cursor.key) is cursor:
             self.active[cursor.key] = cursor
 
 
 class FetchSessions:
-    """The cache. `random_id` returns a random positive session id."""
+    """The cache. `make_random_id` returns a random positive session id."""
 
     def __init__(
         self, slots_max: int, *, random_id: Callable[[], int], eviction_ms: int = EVICTION_MS
@@ -134,19 +134,19 @@ class FetchSessions:
         self._eviction_ms = eviction_ms
         self._random_id = random_id
         #: By id, the least recently used first.
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, FetchSession] = {}
         self.evictions_total = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def partitions(self) -> int:
+    def count_partitions(self) -> int:
         """Return the number of partitions in all sessions."""
         return sum(len(s.cursors) for s in self._sessions.values())
 
     def begin(
         self, request: Any, version: int, now_ms: int, *, follower: bool = False
-    ) -> tuple[Session | None, bool, list[Cursor]]:
+    ) -> tuple[FetchSession | None, bool, list[FetchCursor]]:
         """Return the session of a request, whether the request is incremental, and the partitions
         to read. In a follower's session, these are the active ones.
 
@@ -157,7 +157,7 @@ class FetchSessions:
         uses_topic_ids = version >= TOPIC_IDS_FROM
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             self._sessions.pop(session_id, None)
-            cursors = {c.key: c for c in _requested_partitions(request, uses_topic_ids)}
+            cursors = {c.key: c for c in _iterate_requested(request, uses_topic_ids)}
             session = None
             if epoch == INITIAL_EPOCH and cursors:
                 session = self._open(uses_topic_ids, now_ms)
@@ -176,7 +176,7 @@ class FetchSessions:
         partitions = session.cursors if session.active is None else session.active
         return session, True, list(partitions.values())
 
-    def _open(self, uses_topic_ids: bool, now_ms: int) -> Session | None:
+    def _open(self, uses_topic_ids: bool, now_ms: int) -> FetchSession | None:
         if len(self._sessions) >= self._slots_max:
             oldest = next(iter(self._sessions.values()), None)
             if oldest is None or now_ms - oldest.last_used_ms <= self._eviction_ms:
@@ -186,23 +186,23 @@ class FetchSessions:
         session_id = self._random_id()
         while session_id in self._sessions:
             session_id = self._random_id()
-        session = self._sessions[session_id] = Session(session_id, uses_topic_ids, now_ms)
+        session = self._sessions[session_id] = FetchSession(session_id, uses_topic_ids, now_ms)
         return session
 
-    def _update(self, session: Session, request: Any, now_ms: int) -> None:
-        for cursor in _requested_partitions(request, session.uses_topic_ids):
-            known = session.cursors.get(cursor.key)
-            if known is None:
-                session.cursors[cursor.key] = known = cursor
+    def _update(self, session: FetchSession, request: Any, now_ms: int) -> None:
+        for cursor in _iterate_requested(request, session.uses_topic_ids):
+            existing = session.cursors.get(cursor.key)
+            if existing is None:
+                session.cursors[cursor.key] = existing = cursor
             else:
-                known.at_end = None
-                known.fetch_offset = cursor.fetch_offset
-                known.max_bytes = cursor.max_bytes
-                known.current_leader_epoch = cursor.current_leader_epoch
-                known.last_fetched_epoch = cursor.last_fetched_epoch
-                known.log_start_offset = cursor.log_start_offset
-                known.key_ranges = cursor.key_ranges
-            session.activate(known)
+                existing.at_end = None
+                existing.fetch_offset = cursor.fetch_offset
+                existing.max_bytes = cursor.max_bytes
+                existing.current_leader_epoch = cursor.current_leader_epoch
+                existing.last_fetched_epoch = cursor.last_fetched_epoch
+                existing.log_start_offset = cursor.log_start_offset
+                existing.key_ranges = cursor.key_ranges
+            session.activate(existing)
         for topic in request.forgotten_topics_data:
             name = topic.topic_id if session.uses_topic_ids else topic.topic
             for index in topic.partitions:
@@ -217,15 +217,15 @@ class FetchSessions:
             del self._sessions[session.id]
 
 
-def _requested_partitions(request: Any, uses_topic_ids: bool) -> Iterable[Cursor]:
+def _iterate_requested(request: Any, uses_topic_ids: bool) -> Iterable[FetchCursor]:
     for topic in request.topics:
         name = "" if uses_topic_ids else topic.topic
         topic_id = topic.topic_id if uses_topic_ids else None
         for requested in topic.partitions:
-            yield Cursor(name, topic_id, requested)
+            yield FetchCursor(name, topic_id, requested)
 
 
-def _key_ranges(requested: Any) -> KeyRanges | ApiError:
+def _parse_key_ranges(requested: Any) -> KeyRanges | ApiError:
     version = requested.key_hash_version
     if version != KEY_HASH_VERSION:
         return ApiError(
@@ -234,6 +234,8 @@ def _key_ranges(requested: Any) -> KeyRanges | ApiError:
             f"{KEY_HASH_VERSION}. Use the same version of Shoal on both sides",
         )
     try:
-        return KeyRanges((one.first_hash, one.last_hash) for one in requested.key_ranges)
+        return KeyRanges(
+            (key_range.first_hash, key_range.last_hash) for key_range in requested.key_ranges
+        )
     except InvalidKeyRanges as error:
         return ApiError(ErrorCode.invalid_request, str(error))

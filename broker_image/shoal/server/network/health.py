@@ -5,9 +5,10 @@ the log directory is online, `/readyz` if the broker serves clients. `/readyz?in
 fails while no other broker may stop, because this one has to catch up first. The `Server` header of
 each response has the version.
 
-Metrics contain the names of topics and groups. With `shoal.metrics.security.protocol=SSL` they are
-served over TLS only, and with `shoal.metrics.token.file` to readers with a token or a certificate.
-The first byte of a connection shows whether it uses TLS, so the probes stay plain on the same port.
+Metrics contain the names of topics and groups. With `shoal.metrics.security.get_protocol=SSL` they
+are served over TLS only, and with `shoal.metrics.token.file` to readers with a token or a
+certificate. The first byte of a connection shows whether it uses TLS, so the probes stay plain on
+the same port.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from shoal import __version__
-from shoal.security.authorizer import canonical_host
-from shoal.server.config import METRICS, address
+from shoal.security.authorizer import canonicalize_host
+from shoal.server.config import METRICS, format_address
 from shoal.server.listener_security import SecurityProtocol
+from shoal.server.metrics.exposition import Exposition
 from shoal.server.network.api import Peer
-from shoal.server.network.listener import bound_socket
+from shoal.server.network.listener import bind_socket
 from shoal.server.network.tls import TlsPort, TlsTransport
 
 if TYPE_CHECKING:
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.node import Node
 
 #: The largest head of a request, in bytes. curl sends 80 bytes, Prometheus about 300.
@@ -55,17 +57,17 @@ _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 class HealthSource(Protocol):
     """What the probes of Kubernetes ask for."""
 
-    def unhealthy(self) -> str | None:
+    def get_unhealthy_reason(self) -> str | None:
         """Return why the process should be restarted, or None."""
 
-    def not_ready(self) -> str | None:
+    def get_unready_reason(self) -> str | None:
         """Return why clients are not served, or None."""
 
-    def out_of_sync(self) -> str | None:
+    def get_out_of_sync_reason(self) -> str | None:
         """Return why no other broker may stop until this one has caught up, or None."""
 
 
-class Reader(NamedTuple):
+class MetricsReader(NamedTuple):
     """What is known about the sender of a request."""
 
     has_tls: bool = False
@@ -83,7 +85,7 @@ def find_token(head: bytes) -> bytes:
     return b""
 
 
-class Tokens:
+class BearerTokens:
     """The bearer tokens of a file. It is read again when it changes."""
 
     def __init__(self, path: str) -> None:
@@ -94,40 +96,44 @@ class Tokens:
     def has(self, token: bytes) -> bool:
         """Whether the file has this token. Without the file no token is accepted."""
         try:
-            found = self._path.stat()
-            state = found.st_ino, found.st_mtime_ns, found.st_size
+            status = self._path.stat()
+            state = status.st_ino, status.st_mtime_ns, status.st_size
             if state != self._state:
-                self._tokens = [one for one in self._path.read_bytes().split() if one]
+                self._tokens = [
+                    candidate for candidate in self._path.read_bytes().split() if candidate
+                ]
                 self._state = state
         except OSError:
             self._state, self._tokens = None, []
-        return bool([one for one in self._tokens if hmac.compare_digest(one, token)])
+        return bool(
+            [candidate for candidate in self._tokens if hmac.compare_digest(candidate, token)]
+        )
 
 
 class HealthListener:
     """Owns the HTTP socket."""
 
     def __init__(
-        self, node: Node, metrics: Metrics, health: HealthSource, tls: TlsPort | None = None
+        self, node: Node, metrics: MetricRegistry, health: HealthSource, tls: TlsPort | None = None
     ) -> None:
         """`tls` is None if metrics are served without TLS."""
         self.loop = node.loop
         self.tls = tls
         self._system = node.system
         self._log = node.log
-        self._metrics = metrics
+        self._exposition = Exposition(metrics, node.loop)
         self._health = health
         path = node.config["shoal.metrics.token.file"]
-        self._tokens = None if path is None else Tokens(path)
+        self._tokens = None if path is None else BearerTokens(path)
         self.connections = 0
         self.host, self.port = "", 0
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> None:
         """Bind and accept. Raises `ListenError`."""
-        sock = bound_socket(self._system, host, port)
+        sock = bind_socket(self._system, host, port)
         self.host, self.port = host, sock.getsockname()[1]
-        self._server = await self.loop.create_server(lambda: _Socket(self), sock=sock)
+        self._server = await self.loop.create_server(lambda: _SocketProtocol(self), sock=sock)
 
     def close(self) -> None:
         if self._server is not None:
@@ -137,29 +143,31 @@ class HealthListener:
     def url(self) -> str:
         """The URL of the metrics."""
         scheme = "http" if self.tls is None else "https"
-        return f"{scheme}://{address(self.host, self.port)}/metrics"
+        return f"{scheme}://{format_address(self.host, self.port)}/metrics"
 
-    def failed(self, reason: str) -> None:
+    def log_failure(self, reason: str) -> None:
         self._log.warning("connection closed", reason=reason, listener=METRICS)
 
-    def answer(self, path: str, reader: Reader = Reader()) -> tuple[int, str, str]:
+    async def answer(
+        self, path: str, reader: MetricsReader = MetricsReader()
+    ) -> tuple[int, str, str]:
         """Return the status, the content type and the body for a path."""
         name, _, query = path.partition("?")
         match name:
             case "/metrics":
-                refusal = self._refusal(reader)
-                return refusal if refusal is not None else (200, _METRICS, self._metrics.text())
+                refusal = self._check_reader(reader)
+                return refusal or (200, _METRICS, await self._exposition.render())
             case "/healthz":
-                why = self._health.unhealthy()
+                why = self._health.get_unhealthy_reason()
                 return (200, _TEXT, "ok\n") if why is None else (503, _TEXT, why + "\n")
             case "/readyz":
-                why = self._health.not_ready()
+                why = self._health.get_unready_reason()
                 if why is None and IN_SYNC in query.split("&"):
-                    why = self._health.out_of_sync()
+                    why = self._health.get_out_of_sync_reason()
                 return (200, _TEXT, "ready\n") if why is None else (503, _TEXT, why + "\n")
         return 404, _TEXT, "Not found. The paths are /metrics, /healthz and /readyz.\n"
 
-    def _refusal(self, reader: Reader) -> tuple[int, str, str] | None:
+    def _check_reader(self, reader: MetricsReader) -> tuple[int, str, str] | None:
         """Return the response for a reader that may not have the metrics, or None."""
         if self.tls is not None and not reader.has_tls:
             return 403, _TEXT, "Metrics are served over TLS: use https.\n"
@@ -168,14 +176,14 @@ class HealthListener:
         return 401, _TEXT, "Metrics need a bearer token of shoal.metrics.token.file.\n"
 
 
-class _Socket(asyncio.Protocol):
+class _SocketProtocol(asyncio.Protocol):
     """Owns a socket until its first byte shows whether it uses TLS."""
 
     def __init__(self, listener: HealthListener) -> None:
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._timeout: asyncio.TimerHandle | None = None
-        self._next: _Http | TlsTransport | None = None
+        self._next: _HttpProtocol | TlsTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it.
@@ -194,7 +202,7 @@ class _Socket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
         if self._next is None:
-            http = _Http(self._listener)
+            http = _HttpProtocol(self._listener)
             tls = self._listener.tls
             self._next = (
                 TlsTransport(tls, http) if tls is not None and data[0] == _TLS_HANDSHAKE else http
@@ -218,7 +226,7 @@ class _Socket(asyncio.Protocol):
             self._next.resume_writing()
 
 
-class _Http(asyncio.BufferedProtocol):
+class _HttpProtocol(asyncio.BufferedProtocol):
     """Owns one request."""
 
     def __init__(self, listener: HealthListener) -> None:
@@ -226,13 +234,14 @@ class _Http(asyncio.BufferedProtocol):
         self._head = memoryview(bytearray(HEAD_SIZE_MAX))
         self._size = 0
         self._transport: asyncio.Transport | None = None
+        self._response: asyncio.Task[None] | None = None
         self.peer: Peer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.peer = Peer(
-            canonical_host(host),
+            canonicalize_host(host),
             port,
             METRICS,
             _ANONYMOUS,
@@ -242,6 +251,8 @@ class _Http(asyncio.BufferedProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
+        if self._response is not None:
+            self._response.cancel()
 
     def pause_writing(self) -> None:
         """The response is in memory already."""
@@ -249,7 +260,7 @@ class _Http(asyncio.BufferedProtocol):
     def resume_writing(self) -> None: ...
 
     def fail(self, reason: str) -> None:
-        self._listener.failed(reason)
+        self._listener.log_failure(reason)
         if self._transport is not None:
             self._transport.close()
 
@@ -258,31 +269,41 @@ class _Http(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._size += nbytes
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing() or self._response is not None:
+            self._size = 0  # What follows the request has no meaning.
             return
         head = bytes(self._head[: self._size])
         if b"\r\n\r\n" in head:
-            self._transport.write(self._response(head))
-            self._transport.close()
+            self._response = self._listener.loop.create_task(self._respond(head))
         elif self._size == len(self._head):
             self._transport.abort()
 
-    def _reader(self, head: bytes) -> Reader:
+    async def _respond(self, head: bytes) -> None:
+        try:
+            response = await self._build_response(head)
+        except Exception as error:
+            self.fail(f"no response: {error!r}")
+            return
+        if self._transport is not None:
+            self._transport.write(response)
+            self._transport.close()
+
+    def _make_reader(self, head: bytes) -> MetricsReader:
         assert self.peer is not None
-        return Reader(
+        return MetricsReader(
             isinstance(self._transport, TlsTransport),
             self.peer.principal != _ANONYMOUS,
             find_token(head),
         )
 
-    def _response(self, received: bytes) -> bytes:
+    async def _build_response(self, received: bytes) -> bytes:
         words = received.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             status, kind, body = 400, _TEXT, "This listener serves HTTP.\n"
         elif words[0] not in ("GET", "HEAD"):
             status, kind, body = 405, _TEXT, "Use GET or HEAD.\n"
         else:
-            status, kind, body = self._listener.answer(words[1], self._reader(received))
+            status, kind, body = await self._listener.answer(words[1], self._make_reader(received))
         data = body.encode()
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"

@@ -40,7 +40,7 @@ async def get(url: str, tls: ssl.SSLContext | None, size_max: int) -> bytes:
     """Return the body of an `http` or `https` URL. Raises `HttpError`, `OSError`."""
     scheme = urlsplit(url).scheme
     for _ in range(REDIRECTS_MAX + 1):
-        parts = _checked(url, scheme)
+        parts = _check_url(url, scheme)
         response = await _get(parts, tls if scheme == "https" else None, size_max)
         if response.status not in _REDIRECTS:
             break
@@ -53,7 +53,7 @@ async def get(url: str, tls: ssl.SSLContext | None, size_max: int) -> bytes:
     return response.body
 
 
-def _checked(url: str, scheme: str) -> SplitResult:
+def _check_url(url: str, scheme: str) -> SplitResult:
     if not _URL.fullmatch(url):
         raise HttpError("a redirect leads to an URL that is neither http nor https")
     try:
@@ -79,40 +79,42 @@ async def _get(parts: SplitResult, tls: ssl.SSLContext | None, size_max: int) ->
             f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nAccept: application/json\r\n"
             "Accept-Encoding: identity\r\nUser-Agent: shoal\r\nConnection: close\r\n\r\n".encode()
         )
-        return await _response(reader, size_max)
+        return await _read_response(reader, size_max)
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
         raise HttpError("the response is cut off, or has a line that is too long") from None
     finally:
         writer.transport.abort()
 
 
-async def _response(reader: asyncio.StreamReader, size_max: int) -> _Response:
-    found = _STATUS.fullmatch(await _line(reader))
-    if found is None:
+async def _read_response(reader: asyncio.StreamReader, size_max: int) -> _Response:
+    match = _STATUS.fullmatch(await _read_line(reader))
+    if match is None:
         raise HttpError("the response is not HTTP/1.1")
     headers: dict[bytes, bytes] = {}
     for _ in range(HEADERS_MAX):
-        line = await _line(reader)
+        line = await _read_line(reader)
         if not line:
             break
         name, _, value = line.partition(b":")
         headers[name.strip().lower()] = value.strip()
     else:
         raise HttpError(f"more than {HEADERS_MAX} headers")
-    status = int(found[1])
-    body = b"" if status != 200 else await _body(reader, headers, size_max)
+    status = int(match[1])
+    body = b"" if status != 200 else await _read_body(reader, headers, size_max)
     return _Response(status, headers, body)
 
 
-async def _line(reader: asyncio.StreamReader) -> bytes:
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
     return (await reader.readuntil(b"\n")).rstrip(b"\r\n")
 
 
-async def _body(reader: asyncio.StreamReader, headers: dict[bytes, bytes], size_max: int) -> bytes:
+async def _read_body(
+    reader: asyncio.StreamReader, headers: dict[bytes, bytes], size_max: int
+) -> bytes:
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise HttpError("the response is compressed")
     if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
-        return await _chunks(reader, size_max)
+        return await _read_chunks(reader, size_max)
     length = headers.get(b"content-length")
     if length is None:
         body = bytearray()
@@ -126,18 +128,18 @@ async def _body(reader: asyncio.StreamReader, headers: dict[bytes, bytes], size_
     return await reader.readexactly(int(length))
 
 
-async def _chunks(reader: asyncio.StreamReader, size_max: int) -> bytes:
+async def _read_chunks(reader: asyncio.StreamReader, size_max: int) -> bytes:
     body = bytearray()
     for _ in range(CHUNKS_MAX):
-        found = _CHUNK.fullmatch(await _line(reader))
-        if found is None:
+        match = _CHUNK.fullmatch(await _read_line(reader))
+        if match is None:
             raise HttpError("a chunk of the response has no size")
-        size = int(found[1], 16)
+        size = int(match[1], 16)
         if not size:
             return bytes(body)
         _check_size(len(body) + size, size_max)
         body += await reader.readexactly(size)
-        if await _line(reader):
+        if await _read_line(reader):
             raise HttpError("a chunk of the response is longer than its size")
     raise HttpError(f"more than {CHUNKS_MAX} chunks")
 

@@ -13,7 +13,7 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.security import strict_verification
-from shoal.security.jwt_tokens import Key, KeySetError, parse_keys
+from shoal.security.jwt_tokens import JwtKey, KeySetError, parse_keys
 from shoal.server.network import http_get
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class KeySet:
     """Owns the keys of one provider and the task that reads them (`jwt_tokens.KeySource`)."""
 
     def __init__(self, node: Node, config: KeySetConfig) -> None:
-        self.keys: tuple[Key, ...] = ()
+        self.keys: tuple[JwtKey, ...] = ()
         #: How often the set was read, and how often an attempt failed.
         self.reads_total = self.failures_total = 0
         self._config = config
@@ -55,7 +55,7 @@ class KeySet:
         self._log = node.log.bind(url=config.url)
         self._wake = asyncio.Event()
         #: Set after the first attempt, whether or not it has succeeded.
-        self._tried = asyncio.Event()
+        self._first_attempt = asyncio.Event()
         self._expedite_at_ms = self._log_at_ms = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -67,11 +67,11 @@ class KeySet:
         if self._task is not None:
             self._task.cancel()
 
-    async def tried(self) -> None:
+    async def wait_until_tried(self) -> None:
         """Wait for the end of the first attempt."""
-        await self._tried.wait()
+        await self._first_attempt.wait()
 
-    def key_missing(self, _key_id: str, now_ms: int) -> None:
+    def on_key_missing(self, _key_id: str, now_ms: int) -> None:
         """Read the set soon, unless it was read for this reason a short while ago."""
         if now_ms >= self._expedite_at_ms:
             self._expedite_at_ms = now_ms + EXPEDITE_MS
@@ -82,7 +82,7 @@ class KeySet:
         while True:
             self._wake.clear()
             failures = 0 if await self._read() else failures + 1
-            self._tried.set()
+            self._first_attempt.set()
             config = self._config
             pause_ms = config.refresh_ms
             if failures:
@@ -101,9 +101,9 @@ class KeySet:
                 data = await self._get()
                 keys = await self._loop.run_in_executor(None, parse_keys, data)
         except TimeoutError:
-            self._failed(f"not within {DEADLINE_S:.0f} s")
+            self._on_failure(f"not within {DEADLINE_S:.0f} s")
         except (http_get.HttpError, KeySetError, OSError) as error:
-            self._failed(f"{error}{strict_verification.remedy(error)}")
+            self._on_failure(f"{error}{strict_verification.find_remedy(error)}")
         else:
             self.reads_total += 1
             self._log_at_ms = 0
@@ -119,7 +119,7 @@ class KeySet:
             return await self._loop.run_in_executor(None, _read_file, url[len(_FILE) :])
         return await http_get.get(url, self._config.tls, SIZE_MAX)
 
-    def _failed(self, reason: str) -> None:
+    def _on_failure(self, reason: str) -> None:
         self.failures_total += 1
         now_ms = self._clock.now_ms()
         if now_ms >= self._log_at_ms:

@@ -1,9 +1,9 @@
 """Keys and certificates of a listener, from `ssl.keystore.*` and `ssl.truststore.*`.
 
 The formats are PEM, in files or in the configs, and PKCS12. Java's own format JKS is refused with
-the command that converts it. `keystore` and `truststore` take the contents of files as arguments,
-so that their caller can find out whether a file has changed. Errors are `BadStore`, whose text is a
-sentence without secrets. Rules and wording follow Kafka's DefaultSslEngineFactory.
+the command that converts it. `load_keystore` and `load_truststore` take the contents of files as
+arguments, so that their caller can find out whether a file has changed. Errors are `BadStore`,
+whose text is a sentence without secrets. Rules and wording follow Kafka's DefaultSslEngineFactory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeyStore(NamedTuple):
 
     @property
     def chain_pem(self) -> str:
-        return _pem(self.chain)
+        return _encode_pem(self.chain)
 
     @property
     def key_pem(self) -> str:
@@ -68,39 +68,39 @@ class TrustStore(NamedTuple):
 
     @property
     def pem(self) -> str:
-        return _pem(self.certificates)
+        return _encode_pem(self.certificates)
 
 
-def fingerprint(certificate: x509.Certificate) -> str:
+def compute_fingerprint(certificate: x509.Certificate) -> str:
     """Return the SHA-256 fingerprint in lower-case hex, as `openssl x509 -fingerprint` without
     colons."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
-def locations(security: ListenerSecurity) -> list[str]:
+def list_locations(security: ListenerSecurity) -> list[str]:
     """Return the files that the stores of a listener are in."""
     names = ("ssl.keystore.location", "ssl.truststore.location", "shoal.ssl.crl.location")
-    return [path for name in names if (path := security.value(name))]
+    return [path for name in names if (path := security.get_value(name))]
 
 
-def keystore(security: ListenerSecurity, files: Mapping[str, bytes]) -> KeyStore | None:
+def load_keystore(security: ListenerSecurity, files: Mapping[str, bytes]) -> KeyStore | None:
     """Return a listener's key and certificates, or None if no config names them.
 
     Raises `BadStore`.
     """
     type, path = (
-        security.value("ssl.keystore.type").upper(),
-        security.value("ssl.keystore.location"),
+        security.get_value("ssl.keystore.type").upper(),
+        security.get_value("ssl.keystore.location"),
     )
-    password = security.value("ssl.keystore.password")
-    key_password = security.value("ssl.key.password")
+    password = security.get_value("ssl.keystore.password")
+    key_password = security.get_value("ssl.key.password")
     key, chain = (
-        security.value("ssl.keystore.key"),
-        security.value("ssl.keystore.certificate.chain"),
+        security.get_value("ssl.keystore.key"),
+        security.get_value("ssl.keystore.certificate.chain"),
     )
     if key is not None or chain is not None:
         _check_inline(type, path, password, key=key, chain=chain)
-        return _pem_keystore(key + "\n" + chain, "ssl.keystore.key", key_password)
+        return _load_pem_keystore(key + "\n" + chain, "ssl.keystore.key", key_password)
     if path is None:
         if password is not None:
             raise BadStore(
@@ -114,17 +114,17 @@ def keystore(security: ListenerSecurity, files: Mapping[str, bytes]) -> KeyStore
                 "SSL key store password cannot be specified with PEM format, only key password may"
                 " be specified. Use ssl.key.password."
             )
-        return _pem_keystore(_text(files[path], path), path, key_password)
+        return _load_pem_keystore(_decode_text(files[path], path), path, key_password)
     if password is None:
         raise BadStore(
             "SSL key store is specified, but key store password is not specified. Set"
             " ssl.keystore.password."
         )
-    found = _pkcs12("ssl.keystore", type, path, files[path], password)
-    if found.key is None or found.cert is None:
+    store = _load_pkcs12("ssl.keystore", type, path, files[path], password)
+    if store.key is None or store.cert is None:
         raise BadStore(f"{path} has no private key with a certificate.")
-    others = [one.certificate for one in found.additional_certs]
-    return _checked(found.key, _ordered(found.cert.certificate, others), path)
+    additional = [entry.certificate for entry in store.additional_certs]
+    return _make_keystore(store.key, _order_chain(store.cert.certificate, additional), path)
 
 
 def _check_inline(
@@ -148,17 +148,17 @@ def _check_inline(
         )
 
 
-def truststore(security: ListenerSecurity, files: Mapping[str, bytes]) -> TrustStore | None:
+def load_truststore(security: ListenerSecurity, files: Mapping[str, bytes]) -> TrustStore | None:
     """Return the authorities that a listener trusts, or None if no config names them.
 
     Raises `BadStore`.
     """
-    type = security.value("ssl.truststore.type").upper()
+    type = security.get_value("ssl.truststore.type").upper()
     path, password = (
-        security.value("ssl.truststore.location"),
-        security.value("ssl.truststore.password"),
+        security.get_value("ssl.truststore.location"),
+        security.get_value("ssl.truststore.password"),
     )
-    inline = security.value("ssl.truststore.certificates")
+    inline = security.get_value("ssl.truststore.certificates")
     is_pem = type == PEM
     if inline is not None and not is_pem:
         raise BadStore(
@@ -172,7 +172,7 @@ def truststore(security: ListenerSecurity, files: Mapping[str, bytes]) -> TrustS
     if password is not None and is_pem and (inline is not None or path is not None):
         raise BadStore("SSL trust store password cannot be specified for PEM format.")
     if inline is not None:
-        return TrustStore(_pem_certificates(inline, "ssl.truststore.certificates"))
+        return TrustStore(_load_pem_certificates(inline, "ssl.truststore.certificates"))
     if path is None:
         if password is not None:
             raise BadStore(
@@ -181,36 +181,36 @@ def truststore(security: ListenerSecurity, files: Mapping[str, bytes]) -> TrustS
             )
         return None
     if is_pem:
-        return TrustStore(_pem_certificates(_text(files[path], path), path))
-    found = _pkcs12("ssl.truststore", type, path, files[path], password)
-    certificates = [one.certificate for one in found.additional_certs]
-    if found.cert is not None:
-        certificates.insert(0, found.cert.certificate)
+        return TrustStore(_load_pem_certificates(_decode_text(files[path], path), path))
+    store = _load_pkcs12("ssl.truststore", type, path, files[path], password)
+    certificates = [entry.certificate for entry in store.additional_certs]
+    if store.cert is not None:
+        certificates.insert(0, store.cert.certificate)
     if not certificates:
         raise BadStore(f"{path} has no certificates.")
     return TrustStore(tuple(certificates))
 
 
-def revocations(path: str, data: bytes) -> list[x509.CertificateRevocationList]:
+def load_revocations(path: str, data: bytes) -> list[x509.CertificateRevocationList]:
     """Return the lists of revoked certificates in a PEM file. Raises `BadStore`."""
-    found = []
+    crls = []
     try:
-        for label, der in _blocks(_text(data, path)):
+        for label, der in _iterate_blocks(_decode_text(data, path)):
             if label == "X509 CRL":
-                found.append(x509.load_der_x509_crl(der))
+                crls.append(x509.load_der_x509_crl(der))
     except ValueError as error:
         raise BadStore(
             f"{path} has a list of revoked certificates that is damaged: {error}."
         ) from None
-    if not found:
+    if not crls:
         raise BadStore(f"{path} has no list of revoked certificates (BEGIN X509 CRL).")
-    return found
+    return crls
 
 
 # PEM.
 
 
-def _text(data: bytes, path: str) -> str:
+def _decode_text(data: bytes, path: str) -> str:
     try:
         return data.decode("ascii")
     except UnicodeDecodeError:
@@ -220,7 +220,7 @@ def _text(data: bytes, path: str) -> str:
         ) from None
 
 
-def _blocks(text: str) -> Iterator[tuple[str, bytes]]:
+def _iterate_blocks(text: str) -> Iterator[tuple[str, bytes]]:
     """Yield label and data of each block. As in Kafka, any whitespace may stand for line ends."""
     for match in _BLOCK.finditer(text):
         try:
@@ -229,65 +229,70 @@ def _blocks(text: str) -> Iterator[tuple[str, bytes]]:
             raise ValueError(str(error)) from None
 
 
-def _pem_certificates(text: str, where: str) -> tuple[x509.Certificate, ...]:
+def _load_pem_certificates(text: str, source: str) -> tuple[x509.Certificate, ...]:
     try:
-        found = [
+        certificates = [
             x509.load_der_x509_certificate(der)
-            for label, der in _blocks(text)
+            for label, der in _iterate_blocks(text)
             if label.endswith("CERTIFICATE")
         ]
     except ValueError as error:
-        raise BadStore(f"{where} has a certificate that is damaged: {error}.") from None
-    if not found:
-        raise BadStore(f"{where} has no certificate (BEGIN CERTIFICATE).")
-    return tuple(found)
+        raise BadStore(f"{source} has a certificate that is damaged: {error}.") from None
+    if not certificates:
+        raise BadStore(f"{source} has no certificate (BEGIN CERTIFICATE).")
+    return tuple(certificates)
 
 
-def _pem_keystore(text: str, where: str, password: str | None) -> KeyStore:
-    keys = [(label, der) for label, der in _valid_blocks(text, where) if label in _KEY_LABELS]
+def _load_pem_keystore(text: str, source: str, password: str | None) -> KeyStore:
+    keys = [(label, der) for label, der in _read_blocks(text, source) if label in _KEY_LABELS]
     if not keys:
-        raise BadStore(f"{where} has no private key (BEGIN PRIVATE KEY).")
+        raise BadStore(f"{source} has no private key (BEGIN PRIVATE KEY).")
     label, der = keys[0]
     is_encrypted = label.startswith("ENCRYPTED")
     if is_encrypted and password is None:
-        raise BadStore(f"The private key in {where} is encrypted: set ssl.key.password.")
+        raise BadStore(f"The private key in {source} is encrypted: set ssl.key.password.")
     try:
         secret = password.encode() if is_encrypted and password is not None else None
         key = serialization.load_der_private_key(der, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # The text of the error may depend on the password.
         remedy = "Check ssl.key.password." if is_encrypted else "Write it in the format PKCS8."
-        raise BadStore(f"The private key in {where} cannot be read. {remedy}") from None
-    return _checked(key, _pem_certificates(text, where), where)
+        raise BadStore(f"The private key in {source} cannot be read. {remedy}") from None
+    return _make_keystore(key, _load_pem_certificates(text, source), source)
 
 
-def _valid_blocks(text: str, where: str) -> list[tuple[str, bytes]]:
+def _read_blocks(text: str, source: str) -> list[tuple[str, bytes]]:
     try:
-        return list(_blocks(text))
+        return list(_iterate_blocks(text))
     except ValueError as error:
-        raise BadStore(f"{where} is not in the format PEM: {error}.") from None
+        raise BadStore(f"{source} is not in the format PEM: {error}.") from None
 
 
-def _checked(key: PrivateKeyTypes, chain: tuple[x509.Certificate, ...], where: str) -> KeyStore:
+def _make_keystore(
+    key: PrivateKeyTypes, chain: tuple[x509.Certificate, ...], source: str
+) -> KeyStore:
     """Return the store if the first certificate is the key's. Raises `BadStore`."""
     encoding = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*encoding) != chain[0].public_key().public_bytes(*encoding):
         raise BadStore(
-            f"The private key in {where} does not belong to the first certificate"
+            f"The private key in {source} does not belong to the first certificate"
             f" ({chain[0].subject.rfc4514_string()}). Write the key's certificate first, and those"
             " of its issuers behind it."
         )
     return KeyStore(key, chain)
 
 
-def _pem(certificates: tuple[x509.Certificate, ...]) -> str:
-    return "".join(one.public_bytes(serialization.Encoding.PEM).decode() for one in certificates)
+def _encode_pem(certificates: tuple[x509.Certificate, ...]) -> str:
+    return "".join(
+        certificate.public_bytes(serialization.Encoding.PEM).decode()
+        for certificate in certificates
+    )
 
 
 # PKCS12.
 
 
-def _pkcs12(
+def _load_pkcs12(
     setting: str, type: str, path: str, data: bytes, password: str | None
 ) -> pkcs12.PKCS12KeyAndCertificates:
     if type not in _PKCS12_TYPES:
@@ -309,15 +314,17 @@ def _pkcs12(
         ) from None
 
 
-def _ordered(
+def _order_chain(
     first: x509.Certificate, others: list[x509.Certificate]
 ) -> tuple[x509.Certificate, ...]:
     """Return the chain from `first` on: each certificate is the issuer of the one before it."""
-    chain, left = [first], list(others)
+    chain, remaining = [first], list(others)
     while chain[-1].issuer != chain[-1].subject:
-        issuer = next((one for one in left if one.subject == chain[-1].issuer), None)
+        issuer = next(
+            (candidate for candidate in remaining if candidate.subject == chain[-1].issuer), None
+        )
         if issuer is None:
             break
-        left.remove(issuer)
+        remaining.remove(issuer)
         chain.append(issuer)
     return tuple(chain)

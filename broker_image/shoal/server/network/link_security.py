@@ -16,7 +16,7 @@ from shoal.server.config import InvalidConfig
 from shoal.server.listener_security import PREFIX, ListenerSecurity, with_layers
 
 if TYPE_CHECKING:
-    from shoal.client.security import Security
+    from shoal.client.security.security import Security
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.node_tls import NodeTls
     from shoal.server.node import Node
@@ -33,7 +33,7 @@ class LinkSecurity:
         self._cache = cache
         self._tls = tls
         #: The settings, and the properties that they were made of.
-        self._known: dict[str, tuple[dict[str, str], Security]] = {}
+        self._security_by_name: dict[str, tuple[dict[str, str], Security]] = {}
 
     def check(self) -> None:
         """Check the configs for connections to other nodes of the cluster. Raises
@@ -43,13 +43,13 @@ class LinkSecurity:
             return
         for name in dict.fromkeys((cluster.listener, cluster.inter_broker)):
             try:
-                self.of(name)
+                self.get_security(name)
             except SecurityError as error:
                 raise InvalidConfig(
                     f"This node could not connect to the listener {name} of other nodes: {error}."
                 ) from None
 
-    def of(self, name: str) -> Security:
+    def get_security(self, name: str) -> Security:
         """Return the settings for connections to a listener. Raises `SecurityError`.
 
         A listener that this node does not have is taken for that of the controllers.
@@ -57,39 +57,41 @@ class LinkSecurity:
         cluster = self._node.cluster
         if name not in cluster.security:
             name = cluster.listener
-        properties = self._properties(with_layers(cluster.security[name], self._cache.image.layers))
-        known = self._known.get(name)
-        if known is None or known[0] != properties:
+        properties = self._build_properties(
+            with_layers(cluster.security[name], self._cache.image.layers)
+        )
+        cached = self._security_by_name.get(name)
+        if cached is None or cached[0] != properties:
             try:
-                security = Settings.of("localhost:1", properties).security
+                security = Settings.from_bootstrap("localhost:1", properties).security
             except ValueError as error:
                 raise SecurityError(str(error)) from None
-            known = self._known[name] = properties, security
-        return known[1]
+            cached = self._security_by_name[name] = properties, security
+        return cached[1]
 
-    def _properties(self, security: ListenerSecurity) -> dict[str, str]:
+    def _build_properties(self, security: ListenerSecurity) -> dict[str, str]:
         """Return the properties of a Kafka client."""
-        found = {"security.protocol": security.protocol.name}
-        tls = self._tls.of(security.name)
+        properties = {"security.protocol": security.protocol.name}
+        tls = self._tls.get(security.name)
         if tls is not None:
-            found |= tls.certificates.client
+            properties |= tls.certificates.client
         if security.protocol.is_sasl:
-            found |= self._sasl(security)
-        return found
+            properties |= self._build_sasl(security)
+        return properties
 
-    def _sasl(self, security: ListenerSecurity) -> dict[str, str]:
+    def _build_sasl(self, security: ListenerSecurity) -> dict[str, str]:
         cluster = self._node.cluster
         is_controllers = security.name != cluster.inter_broker
         config = f"sasl.mechanism.{'controller' if is_controllers else 'inter.broker'}.protocol"
-        mechanism = security.value(config)
+        mechanism = security.get_value(config)
         if mechanism not in MECHANISMS:
             raise SecurityError(
                 f"{config} is {mechanism}, which is not supported. Set it to one of"
                 f" {', '.join(MECHANISMS)}"
             )
-        if security.name in cluster.kinds and mechanism not in security.value(_ENABLED):
+        if security.name in cluster.kinds and mechanism not in security.get_value(_ENABLED):
             raise SecurityError(f"{config} must be included in {_ENABLED}: it is {mechanism}")
-        jaas = security.value(_JAAS, mechanism)
+        jaas = security.get_value(_JAAS, mechanism)
         if not jaas:
             name = f"{PREFIX}{security.name.lower()}.{mechanism.lower()}.{_JAAS}"
             raise SecurityError(

@@ -14,9 +14,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import ClientError, ConnectionLost, Unreachable
-from shoal.client.security import Security
+from shoal.client.net.connection import (
+    BrokerIdentity,
+    Connection,
+    connect,
+    wait_for_connection,
+)
+from shoal.client.security.security import Security
 from shoal.client.settings import Address, Settings
 
 if TYPE_CHECKING:
@@ -42,20 +47,20 @@ class SetupTimeouts:
             config["socket.connection.setup.timeout.max.ms"],
         )
 
-    def timeout_ms(self, address: Address) -> int:
+    def get_timeout_ms(self, address: Address) -> int:
         """Return the limit of the next attempt to connect."""
         # No limit has more bits; a longer shift would only use memory.
         timeout_ms = self._initial_ms << min(self._failures.get(address, 0), 63)
         return min(timeout_ms, max(self._initial_ms, self._max_ms))
 
-    def failed(self, address: Address) -> None:
+    def on_failed(self, address: Address) -> None:
         self._failures[address] = self._failures.get(address, 0) + 1
 
-    def opened(self, address: Address) -> None:
+    def on_opened(self, address: Address) -> None:
         self._failures.pop(address, None)
 
 
-def plaintext(_listener: object = None) -> Security:
+def make_plaintext(_listener: object = None) -> Security:
     """The security of connections to listeners without TLS and SASL."""
     return Security()
 
@@ -70,19 +75,22 @@ class Link:
         client_id: str,
         request_timeout_ms: int,
         timeouts: SetupTimeouts,
-        security: Callable[[], Security] = plaintext,
+        security: Callable[[], Security] = make_plaintext,
         needs: ApiKey | None = None,
         on_lost: Callable[[], None] | None = None,
+        find_identity: Callable[[], BrokerIdentity | None] = lambda: None,
     ) -> None:
         """`security` returns the settings for a new connection; it may raise `ClientError`.
-        Requests raise `Unsupported` if the peer does not serve the API `needs`. `on_lost` is called
-        when an open connection is lost, unless `close` ended it."""
+        Requests raise `UnsupportedVersion` if the peer does not serve the API `needs`. `on_lost` is
+        called when an open connection is lost, unless `close` ended it. `find_identity` returns
+        the broker that a new connection is meant for, if it is known."""
         self.address = address
         self._needs = needs
         self._client_id = client_id
         self._request_timeout_ms = request_timeout_ms
         self._timeouts = timeouts
         self._security = security
+        self._find_identity = find_identity
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self.on_lost = on_lost
@@ -95,7 +103,7 @@ class Link:
         if connection is None or connection.closed:
             connection = await self._connect(timeout_ms or self._request_timeout_ms)
         if self._needs is not None:
-            connection.version(self._needs)
+            connection.choose_version(self._needs)
         try:
             return await connection.request(api_key, fields, timeout_ms=timeout_ms)
         except ConnectionLost:
@@ -112,30 +120,32 @@ class Link:
                 client_id=self._client_id,
                 security=self._security(),
                 request_timeout_ms=self._request_timeout_ms,
-                connect_timeout_ms=self._timeouts.timeout_ms(self.address),
+                connect_timeout_ms=self._timeouts.get_timeout_ms(self.address),
             )
-            self._connecting = asyncio.ensure_future(connect(settings, self.address))
-            self._connecting.add_done_callback(self._connected)
+            self._connecting = asyncio.ensure_future(
+                connect(settings, self.address, self._find_identity())
+            )
+            self._connecting.add_done_callback(self._on_connected)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await joined(self._connecting, self.address)
+                return await wait_for_connection(self._connecting, self.address)
         except TimeoutError:
             host, port = self.address
             raise Unreachable(f"no connection to {host}:{port} within {timeout_ms} ms") from None
 
-    def _connected(self, done: asyncio.Task[Connection]) -> None:
-        if not done.cancelled():
-            if done.exception() is None:
-                self._timeouts.opened(self.address)
+    def _on_connected(self, task: asyncio.Task[Connection]) -> None:
+        if not task.cancelled():
+            if task.exception() is None:
+                self._timeouts.on_opened(self.address)
             else:
-                self._timeouts.failed(self.address)
-        if done is not self._connecting:
-            if not done.cancelled() and done.exception() is None:
-                done.result().close()
+                self._timeouts.on_failed(self.address)
+        if task is not self._connecting:
+            if not task.cancelled() and task.exception() is None:
+                task.result().close()
             return
         self._connecting = None
-        if not done.cancelled() and done.exception() is None:
-            self._connection = done.result()
+        if not task.cancelled() and task.exception() is None:
+            self._connection = task.result()
 
     def close(self) -> None:
         connecting, self._connecting = self._connecting, None

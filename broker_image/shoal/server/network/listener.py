@@ -13,11 +13,11 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from shoal.security.authorizer import canonical_host
+from shoal.security.authorizer import canonicalize_host
 from shoal.server.cluster_config import Listeners
-from shoal.server.config import address
+from shoal.server.config import format_address
 from shoal.server.network.api import Peer
-from shoal.server.network.connection import Connection
+from shoal.server.network.connection import ServerConnection
 from shoal.server.network.tls import TlsTransport
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.server.network.connection_limits import ConnectionLimits
     from shoal.server.network.dispatch import Dispatcher
     from shoal.server.network.listener_tls import ListenerTls
+    from shoal.server.network.receive_memory import ReceiveMemory
     from shoal.server.network.request_limits import RequestLimits
     from shoal.server.node import Node
     from shoal.server.system import System
@@ -54,6 +55,7 @@ class Listener:
         dispatch: Dispatcher,
         connection_limits: ConnectionLimits,
         request_limits: RequestLimits,
+        receive_memory: ReceiveMemory,
         listeners: Sequence[Listener],
         authentication: ListenerAuthentication | None = None,
         tls: ListenerTls | None = None,
@@ -67,6 +69,7 @@ class Listener:
         self.bytes_buffered = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
         self.request_limits = request_limits
+        self.receive_memory = receive_memory
         self.security: ListenerSecurity = node.cluster.security[name]
         self._node = node
         self._connection_limits = connection_limits
@@ -76,17 +79,18 @@ class Listener:
         self._tls = tls
         if tls is not None:
             tls.on_revoked(self._close_revoked)
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ServerConnection, None] = {}
         self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._accepts = False
         config = node.config
         self.request_size_max: int = config["socket.request.max.bytes"]
-        given = "socket.listen.backlog.size" in config.given
-        self._backlog: int = config["socket.listen.backlog.size"] if given else BACKLOG
+        is_set = "socket.listen.backlog.size" in config.explicit
+        self._backlog: int = config["socket.listen.backlog.size"] if is_set else BACKLOG
         self._idle_max_ms: int = config["connections.max.idle.ms"]
-        given = "socket.receive.buffer.bytes" in config.given
-        self._receive_buffer_bytes: int = config["socket.receive.buffer.bytes"] if given else -1
+        is_set = "socket.receive.buffer.bytes" in config.explicit
+        self._receive_buffer_bytes: int = config["socket.receive.buffer.bytes"] if is_set else -1
         #: A small send buffer lets client and broker work at the same time. With the megabytes that
         #: Linux would buffer, a consumer of 1 KB records is half as fast (`bench`).
         self._send_buffer_bytes: int = config["socket.send.buffer.bytes"]
@@ -104,35 +108,42 @@ class Listener:
         return None if self._tls is None else self._tls.logins
 
     def bind(self, host: str, port: int) -> None:
-        """Bind the address and listen. Port 0 takes a free port. Raises `ListenError`."""
-        self._socket = bound_socket(self._node.system, host, port, self._backlog)
+        """Bind the address. Port 0 takes a free port. Raises `ListenError`."""
+        self._socket = bind_socket(self._node.system, host, port)
         if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         self.host, self.port = host, self._socket.getsockname()[1]
 
     async def accept(self) -> None:
-        """Start to accept connections."""
+        """Listen, unless the listener already does. Before that, connections are refused, so that
+        an open port means a node that serves. Raises `ListenError`."""
         assert self._socket is not None
-        self._server = await self.loop.create_server(
-            self.connection, sock=self._socket, backlog=self._backlog
-        )
+        if self._accepts:
+            return
+        self._accepts = True
+        try:
+            self._server = await self.loop.create_server(
+                self.make_connection, sock=self._socket, backlog=self._backlog
+            )
+        except OSError as error:  # SO_REUSEADDR lets two sockets bind a port until one listens.
+            raise ListenError(_format_listen_error(self.host, self.port, error)) from None
         if self._idle_max_ms >= 0:
-            self._node.timers.every(IDLE_SWEEP_MS, self._close_idle)
+            self._node.timers.call_every(IDLE_SWEEP_MS, self._close_idle)
 
-    def connection(self) -> Connection | TlsTransport:
+    def make_connection(self) -> ServerConnection | TlsTransport:
         """Return the protocol of a new connection's socket, without a transport."""
-        connection = Connection(self, self._dispatch)
+        connection = ServerConnection(self, self._dispatch)
         if self.authentication is not None:
             self.authentication.guard(connection)
         return connection if self._tls is None else TlsTransport(self._tls, connection)
 
-    def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
+    def register(self, connection: ServerConnection, transport: asyncio.Transport) -> Peer | None:
         """Register a new connection. Return its client, or None to refuse the connection."""
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
-        host = canonical_host(host)
+        host = canonicalize_host(host)
         from_host = self._connections_by_host.get(host, 0)
-        total = self._connections_of_kind()
+        total = self._count_connections_of_kind()
         if not self._connection_limits.allows(host, total, from_host):
             self.refused_total += 1
             return None
@@ -160,7 +171,7 @@ class Listener:
                 self.loop.call_later(throttle.delay_ms / 1000, connection.fail, reason)
         return peer
 
-    def _connections_of_kind(self) -> int:
+    def _count_connections_of_kind(self) -> int:
         """Return the number of connections that count against the same `max.connections`. As in
         Kafka, listeners for controllers are counted separately, so that clients cannot take all
         connections of the quorum."""
@@ -172,17 +183,17 @@ class Listener:
             if (kinds[listener.name] is Listeners.CONTROLLER) is is_controller
         )
 
-    def unregister(self, connection: Connection, peer: Peer) -> None:
+    def unregister(self, connection: ServerConnection, peer: Peer) -> None:
         """Forget a connection whose transport is closed."""
         del self._connections[connection]
-        left = self._connections_by_host[peer.host] - 1
-        if left:
-            self._connections_by_host[peer.host] = left
+        remaining = self._connections_by_host[peer.host] - 1
+        if remaining:
+            self._connections_by_host[peer.host] = remaining
         else:
             del self._connections_by_host[peer.host]
         peer.closed_calls.run()
 
-    def connection_failed(self, connection: Connection, reason: str) -> None:
+    def on_connection_failed(self, connection: ServerConnection, reason: str) -> None:
         """Count and log a connection that ends with an error."""
         self.refused_total += 1
         peer = connection.peer.connection_id if connection.peer else ""
@@ -208,17 +219,17 @@ class Listener:
         ended: dict[tuple[str, str], int] = {}
         for connection in list(self._connections):
             certificate = connection.peer_certificate
-            reason = None if certificate is None else self._tls.revocation(certificate)
+            reason = None if certificate is None else self._tls.find_revocation(certificate)
             if reason is not None and connection.peer is not None:
                 connection.close()
                 key = connection.peer.principal, reason
                 ended[key] = ended.get(key, 0) + 1
         for (principal, reason), count in ended.items():
-            self._tls.sessions_ended(principal, reason, count)
+            self._tls.log_sessions_ended(principal, reason, count)
 
     def _close_idle(self) -> None:
-        since = self.loop.time() - self._idle_max_ms / 1000
-        for connection in [c for c in self._connections if c.active_at < since]:
+        cutoff = self.loop.time() - self._idle_max_ms / 1000
+        for connection in [c for c in self._connections if c.active_at < cutoff]:
             connection.fail(f"idle for connections.max.idle.ms ({self._idle_max_ms})")
 
 
@@ -231,21 +242,21 @@ def set_send_buffer(transport: asyncio.BaseTransport, size: int) -> None:
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
 
-def bound_socket(system: System, host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
-    """Return a listening TCP socket. An empty host means all addresses. Raises `ListenError`."""
+def bind_socket(system: System, host: str, port: int) -> socket.socket:
+    """Return a bound TCP socket. An empty host means all addresses. Raises `ListenError`."""
     try:
-        return system.listen(host, port, backlog)
+        return system.bind(host, port)
     except socket.gaierror as error:
         raise ListenError(
             f"Cannot listen on {host}:{port}: the host name is not known ({error.strerror})."
             " Use an address of this machine, or 0.0.0.0 for all of them."
         ) from None
     except OSError as error:
-        raise ListenError(_listen_error_message(host, port, error)) from None
+        raise ListenError(_format_listen_error(host, port, error)) from None
 
 
-def _listen_error_message(host: str, port: int, error: OSError) -> str:
-    prefix = f"Cannot listen on {address(host, port)}: "
+def _format_listen_error(host: str, port: int, error: OSError) -> str:
+    prefix = f"Cannot listen on {format_address(host, port)}: "
     match error.errno:
         case errno.EADDRINUSE:
             return prefix + (

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from shoal.metadata.configs import Layers
+    from shoal.metadata.configs import ConfigLayers
     from shoal.security.revocations import Revocation
-    from shoal.server.audit import Audit
+    from shoal.server.audit import AuditLogger
     from shoal.server.listener_security import ListenerSecurity
     from shoal.server.network.api import Peer
-    from shoal.server.network.tls import TlsEngine, Upper
+    from shoal.server.network.tls import AppProtocol, TlsEngine
     from shoal.server.node import Node
 
 _MECHANISM = "SSL"
@@ -49,7 +49,7 @@ class ListenerTls:
         node: Node,
         security: ListenerSecurity,
         engine: TlsEngine,
-        audit_log: Audit,
+        audit_log: AuditLogger,
         *,
         serves: bool,
         linked: bool,
@@ -57,7 +57,7 @@ class ListenerTls:
         """For `serves` and `linked` see `certificates.build`. Raises `InvalidConfig`."""
         self.name = security.name
         self.engine = engine
-        self.handshake_timeout_ms: int = security.value("shoal.ssl.handshake.timeout.ms")
+        self.handshake_timeout_ms: int = security.get_value("shoal.ssl.handshake.timeout.ms")
         self.logins = LoginCounts()
         self.load_failures_total = self.loads_total = 0
         self._node = node
@@ -65,26 +65,26 @@ class ListenerTls:
         self._security = security
         self._serves, self._linked = serves, linked
         #: What was tried last, so that a failure is reported once.
-        self._tried: object = None
+        self._tried_fingerprint: object = None
         self._is_checking = self._check_again = False
         #: Called after other certificates came into force.
         self.on_loaded: list[Callable[[], None]] = []
         self._revoked_calls: list[Callable[[], None]] = []
-        self._revoked_subjects = self._subjects()
+        self._revoked_subjects = self._parse_revoked_subjects()
         try:
             sources = certificates.read(security)
-            self.certificates = self._built(sources)
+            self.certificates = self._build(sources)
         except BadStore as error:
             raise InvalidConfig(f"The listener {self.name} has no TLS: {error}") from None
-        self._tried = sources.fingerprint
-        problem = certificates.not_valid(self.certificates, self.now())
+        self._tried_fingerprint = sources.fingerprint
+        problem = certificates.find_invalidity(self.certificates, self.get_now())
         if problem is not None:
             node.log.error("a certificate is not valid now", listener=self.name, reason=problem)
 
-    def now(self) -> datetime:
+    def get_now(self) -> datetime:
         return datetime.fromtimestamp(self._node.system.wall_ns() / 1e9, UTC)
 
-    def _built(self, sources: certificates.Sources) -> Certificates:
+    def _build(self, sources: certificates.CertificateSources) -> Certificates:
         return certificates.build(sources, serves=self._serves, linked=self._linked)
 
     # What a connection needs.
@@ -99,24 +99,24 @@ class ListenerTls:
         """Set the principal of a client whose handshake is complete. Return why it is refused, or
         None."""
         certificate = tls.getpeercert(binary_form=True)
-        if certificate is not None and (why := self.revocation(certificate)) is not None:
+        if certificate is not None and (why := self.find_revocation(certificate)) is not None:
             return why
         if peer.security_protocol is not SecurityProtocol.SSL:
             return None  # It logs in by SASL.
         if certificate is not None:
             if tls.session_reused:
-                problem = self._expired(certificate)
+                problem = self._check_expiry(certificate)
                 if problem is not None:
                     return problem
             try:
-                subject = distinguished_names.subject(certificate)
-                peer.principal = f"User:{self.certificates.mapper.name(subject)}"
-            except (distinguished_names.Malformed, NoMatchingRule, ValueError) as error:
+                subject = distinguished_names.read_subject(certificate)
+                peer.principal = f"User:{self.certificates.mapper.map_subject(subject)}"
+            except (distinguished_names.MalformedCertificate, NoMatchingRule, ValueError) as error:
                 return f"the client's certificate names no user: {error}"
         self.logins.succeeded += 1
         if self._audit.logs_successes:
             self._audit.note(
-                audit.logged_in(
+                audit.build_login(
                     listener=self.name,
                     mechanism=_MECHANISM,
                     principal=peer.principal,
@@ -125,7 +125,7 @@ class ListenerTls:
             )
         return None
 
-    def revocation(self, certificate: bytes) -> str | None:
+    def find_revocation(self, certificate: bytes) -> str | None:
         """Return why a client's certificate (DER) is revoked, or None."""
         if not self.certificates.revoked and not self._revoked_subjects:
             return None
@@ -133,70 +133,72 @@ class ListenerTls:
         if (parsed.issuer.public_bytes(), parsed.serial_number) in self.certificates.revoked:
             return "the client's certificate is on a list of shoal.ssl.crl.location"
         try:
-            subject = distinguished_names.subject(certificate)
-        except distinguished_names.Malformed:
+            subject = distinguished_names.read_subject(certificate)
+        except distinguished_names.MalformedCertificate:
             return None  # It names no user either.
-        found = self._revoked_subjects.get(subject)
-        if found is not None and found.revokes(parsed.not_valid_before_utc):
+        revocation = self._revoked_subjects.get(subject)
+        if revocation is not None and revocation.is_revoked(parsed.not_valid_before_utc):
             return "the subject of the client's certificate is in shoal.ssl.revoked.subjects"
         return None
 
-    def _subjects(self) -> dict[str, Revocation]:
-        return revocations.by_subject(self._security.value(certificates.REVOKED_SUBJECTS))
+    def _parse_revoked_subjects(self) -> dict[str, Revocation]:
+        return revocations.parse_by_subject(self._security.get_value(certificates.REVOKED_SUBJECTS))
 
-    def _expired(self, certificate: bytes) -> str | None:
+    def _check_expiry(self, certificate: bytes) -> str | None:
         """Return why the certificate of a resumed session is not valid, or None. OpenSSL has
         checked it when the session began."""
-        return certificates.outside_validity(
-            x509.load_der_x509_certificate(certificate), self.now()
+        return certificates.check_validity(
+            x509.load_der_x509_certificate(certificate), self.get_now()
         )
 
-    def sessions_ended(self, principal: str, reason: str, connections: int) -> None:
+    def log_sessions_ended(self, principal: str, reason: str, connections: int) -> None:
         """Log connections that are closed because of a revocation."""
-        entry = audit.sessions_ended(principal=principal, reason=reason, connections=connections)
+        entry = audit.build_sessions_ended(
+            principal=principal, reason=reason, connections=connections
+        )
         self._audit.note(entry)
 
-    def handshake_failed(self, connection: Upper, reason: str) -> None:
+    def on_handshake_failed(self, connection: AppProtocol, reason: str) -> None:
         """Count and log a handshake that failed."""
         self.logins.failed += 1
         host = "" if connection.peer is None else connection.peer.host
-        entry = audit.login_failed(
+        entry = audit.build_login_failure(
             listener=self.name, mechanism=_MECHANISM, user="", host=host, reason=reason
         )
         self._audit.note(entry)
 
-    def send_failed(self, connection: Upper, reason: str) -> None:
+    def on_send_failed(self, connection: AppProtocol, reason: str) -> None:
         """Log a response that could not be sent."""
         name = "" if connection.peer is None else connection.peer.connection_id
         self._node.log.warning("connection closed", reason=reason, connection=name)
 
     # For metrics.
 
-    def expires_in_s(self) -> list[float]:
+    def compute_expires_in_s(self) -> list[float]:
         """Return the seconds until the first certificate in the chain expires."""
         expires_at = self.certificates.expires_at
-        return [] if expires_at is None else [(expires_at - self.now()).total_seconds()]
+        return [] if expires_at is None else [(expires_at - self.get_now()).total_seconds()]
 
-    def own_fingerprints(self) -> list[str]:
+    def list_own_fingerprints(self) -> list[str]:
         """Return the fingerprint of the certificate that new clients see."""
         keys = self.certificates.keys
-        return [] if keys is None else [keystores.fingerprint(keys.chain[0])]
+        return [] if keys is None else [keystores.compute_fingerprint(keys.chain[0])]
 
-    def trusted_fingerprints(self) -> list[str]:
+    def list_trusted_fingerprints(self) -> list[str]:
         """Return the fingerprints of the authorities that are trusted."""
         trusted = self.certificates.trusted
-        found = () if trusted is None else trusted.certificates
-        return list(dict.fromkeys(map(keystores.fingerprint, found)))
+        authorities = () if trusted is None else trusted.certificates
+        return list(dict.fromkeys(map(keystores.compute_fingerprint, authorities)))
 
     # Other certificates.
 
-    async def check(self, layers: Layers) -> None:
+    async def check(self, layers: ConfigLayers) -> None:
         """Load the certificates if files or configs have changed. Does not raise."""
         self._security = with_layers(self._security, layers)
-        subjects = self._subjects()
+        subjects = self._parse_revoked_subjects()
         if subjects != self._revoked_subjects:
             self._revoked_subjects = subjects
-            self._revoked()
+            self._notify_revoked()
         if self._is_checking:
             self._check_again = True
             return
@@ -209,7 +211,7 @@ class ListenerTls:
             self._is_checking = False
 
     async def _check(self) -> None:
-        tried, security = self._tried, self._security
+        tried, security = self._tried_fingerprint, self._security
 
         def work() -> tuple[object, Certificates | str | None]:
             """Return what was tried, and the result; None if it was tried before."""
@@ -219,15 +221,15 @@ class ListenerTls:
                 state = sources.fingerprint
                 if state == tried:
                     return state, None
-                built = self._built(sources)
-                return state, certificates.not_valid(built, self.now()) or built
+                built = self._build(sources)
+                return state, certificates.find_invalidity(built, self.get_now()) or built
             except (BadStore, ConfigError) as error:
                 return state or str(error), str(error)
 
-        self._tried, result = await self._node.loop.run_in_executor(None, work)
+        self._tried_fingerprint, result = await self._node.loop.run_in_executor(None, work)
         if isinstance(result, Certificates):
             self._load(result)
-        elif result is not None and self._tried != tried:
+        elif result is not None and self._tried_fingerprint != tried:
             self.load_failures_total += 1
             self._node.log.error(
                 "certificates cannot be loaded, and the previous ones stay in use",
@@ -241,35 +243,37 @@ class ListenerTls:
         self._node.log.info(
             "certificates loaded",
             listener=self.name,
-            fingerprint="" if loaded.keys is None else keystores.fingerprint(loaded.keys.chain[0]),
+            fingerprint=""
+            if loaded.keys is None
+            else keystores.compute_fingerprint(loaded.keys.chain[0]),
             expires=str(loaded.expires_at),
         )
         for call in self.on_loaded:
             call()
         if loaded.revoked:
-            self._revoked()
+            self._notify_revoked()
 
     def on_revoked(self, call: Callable[[], None]) -> None:
         """Call `call` after other certificates were revoked."""
         self._revoked_calls.append(call)
 
-    def _revoked(self) -> None:
+    def _notify_revoked(self) -> None:
         for call in self._revoked_calls:
             call()
 
-    async def refusal(self, layers: Layers) -> str | None:
+    async def find_refusal(self, layers: ConfigLayers) -> str | None:
         """Return why the configs in `layers` cannot take the place of the present ones, or None."""
         security = with_layers(self._security, layers)
 
         def work() -> str | None:
             try:
-                built = self._built(certificates.read(security))
+                built = self._build(certificates.read(security))
             except BadStore as error:
                 return str(error)
             except ConfigError:
                 return None  # The controller refuses it.
-            return certificates.not_valid(built, self.now()) or certificates.incompatible(
-                self.certificates, built, security
-            )
+            return certificates.find_invalidity(
+                built, self.get_now()
+            ) or certificates.find_incompatibility(self.certificates, built, security)
 
         return await self._node.loop.run_in_executor(None, work)

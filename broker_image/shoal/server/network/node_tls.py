@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.metadata.image import ResourceType
+from shoal.metadata.image import ConfigResourceType
 from shoal.server.config import METRICS
 from shoal.server.metrics.registry import label
 from shoal.server.network.tls import TlsEngine
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from shoal.metadata.configs import Layers
+    from shoal.metadata.configs import ConfigLayers
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
-    from shoal.server.audit import Audit
+    from shoal.server.audit import AuditLogger
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics, Samples
+    from shoal.server.metrics.registry import MetricRegistry, Samples
     from shoal.server.network.listener_tls import ListenerTls
     from shoal.server.node import Node
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class NodeTls:
     """TLS of all listeners of a node that have it, by name."""
 
-    def __init__(self, node: Node, cache: MetadataCache, audit_log: Audit) -> None:
+    def __init__(self, node: Node, cache: MetadataCache, audit_log: AuditLogger) -> None:
         """Raises `InvalidConfig`."""
         self._node = node
         self._cache = cache
@@ -50,21 +50,21 @@ class NodeTls:
                 linked=cluster.clustered and name in (cluster.listener, cluster.inter_broker),
             )
 
-    def of(self, name: str) -> ListenerTls | None:
+    def get(self, name: str) -> ListenerTls | None:
         """Return the TLS of a listener, or None if it has none."""
         return self.listeners.get(name)
 
     def start(self) -> None:
         """Look for changes from now on."""
         if self.listeners:
-            self._cache.subscribe(self._image_changed)
+            self._cache.subscribe(self._on_image_changed)
             interval_ms = self._node.config["shoal.ssl.reload.interval.ms"]
-            self._node.timers.every(interval_ms, self.check_all)
+            self._node.timers.call_every(interval_ms, self.check_all)
 
-    async def refusal(self, layers: Layers) -> str | None:
+    async def find_refusal(self, layers: ConfigLayers) -> str | None:
         """Return why the listeners could not use the configs in `layers`, or None."""
         for name, listener in self.listeners.items():
-            reason = await listener.refusal(layers)
+            reason = await listener.find_refusal(layers)
             if reason is not None:
                 return f"Invalid TLS configuration of the listener {name}: {reason}"
         return None
@@ -73,8 +73,10 @@ class NodeTls:
         for check in self._checks:
             check.cancel()
 
-    def _image_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
-        if any((ResourceType.BROKER, name) in delta.configs for name in (str(self._node.id), "")):
+    def _on_image_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+        if any(
+            (ConfigResourceType.BROKER, name) in delta.configs for name in (str(self._node.id), "")
+        ):
             self.check_all()
 
     def check_all(self) -> None:
@@ -84,50 +86,50 @@ class NodeTls:
             self._checks.add(task)
             task.add_done_callback(self._checks.discard)
 
-    def register(self, metrics: Metrics) -> None:
+    def register(self, metrics: MetricRegistry) -> None:
         """Add the families of these listeners."""
         add = metrics.add
         add(
             "shoal_listener_certificate_expiry_seconds",
             "gauge",
             "Seconds until the first certificate in the chain of the listener expires.",
-            lambda: self._values(lambda one: one.expires_in_s()),
+            lambda: self._collect_values(lambda one: one.compute_expires_in_s()),
         )
         add(
             "shoal_listener_certificate_info",
             "gauge",
             "SHA-256 fingerprint of the certificate that the listener shows to new clients.",
-            lambda: self._fingerprints(lambda one: one.own_fingerprints()),
+            lambda: self._collect_fingerprints(lambda one: one.list_own_fingerprints()),
         )
         add(
             "shoal_listener_trusted_certificate_info",
             "gauge",
             "SHA-256 fingerprints of the authorities that the listener trusts.",
-            lambda: self._fingerprints(lambda one: one.trusted_fingerprints()),
+            lambda: self._collect_fingerprints(lambda one: one.list_trusted_fingerprints()),
         )
         add(
             "shoal_listener_certificate_loads_total",
             "counter",
             "Changes of certificates that came into force.",
-            lambda: self._values(lambda one: [one.loads_total]),
+            lambda: self._collect_values(lambda one: [one.loads_total]),
         )
         add(
             "shoal_listener_certificate_load_failures_total",
             "counter",
             "Changes of certificates that were refused. The previous ones stay in use.",
-            lambda: self._values(lambda one: [one.load_failures_total]),
+            lambda: self._collect_values(lambda one: [one.load_failures_total]),
         )
 
-    def _values(self, collect: Callable[[ListenerTls], list[float]]) -> Samples:
+    def _collect_values(self, collect: Callable[[ListenerTls], list[float]]) -> Samples:
         return [
             (label(listener=name), value)
-            for name, one in self.listeners.items()
-            for value in collect(one)
+            for name, listener_tls in self.listeners.items()
+            for value in collect(listener_tls)
         ]
 
-    def _fingerprints(self, collect: Callable[[ListenerTls], list[str]]) -> Samples:
+    def _collect_fingerprints(self, collect: Callable[[ListenerTls], list[str]]) -> Samples:
         return [
             (label(listener=name, fingerprint=fingerprint), 1)
-            for name, one in self.listeners.items()
-            for fingerprint in collect(one)
+            for name, listener_tls in self.listeners.items()
+            for fingerprint in collect(listener_tls)
         ]

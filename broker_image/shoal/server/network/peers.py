@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import Unreachable
-from shoal.server.network.links import Link, SetupTimeouts, plaintext
+from shoal.client.net.connection import BrokerIdentity
+from shoal.server.network.links import Link, SetupTimeouts, make_plaintext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal.client.security import Security
+    from shoal.client.security.security import Security
     from shoal.client.settings import Address
     from shoal.protocol.api import ApiKey
     from shoal.server.metadata_cache import MetadataCache
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_MS = 5_000
 
 
-class Peers:
+class BrokerPeers:
     """Owns the connections to other brokers."""
 
     def __init__(
@@ -34,38 +35,51 @@ class Peers:
         node: Node,
         cache: MetadataCache,
         timeouts: SetupTimeouts,
-        security: Callable[[str], Security] = plaintext,
+        security: Callable[[str], Security] = make_plaintext,
+        cluster_id: Callable[[], str] = str,
     ) -> None:
-        """`security` returns the settings for connections to a listener of that name."""
+        """`security` returns the settings for connections to a listener of that name. `cluster_id`
+        returns the id of the cluster once it is known."""
+        self._cluster_id = cluster_id
         self._security = security
         self._node = node
         self._cache = cache
         self._timeouts = timeouts
         self._links: dict[int, Link] = {}
 
-    def address_of(self, broker_id: int) -> Address | None:
+    def find_address(self, broker_id: int) -> Address | None:
         """Return the address for other brokers, or None if the broker is not registered."""
-        found = self._cache.image.brokers.get(broker_id)
-        if found is None:
+        broker = self._cache.image.brokers.get(broker_id)
+        if broker is None:
             return None
-        endpoint = found.endpoint(self._node.cluster.inter_broker)
-        if endpoint is None and found.endpoints:
-            endpoint = found.endpoints[0]
+        endpoint = broker.find_endpoint(self._node.cluster.inter_broker)
+        if endpoint is None and broker.endpoints:
+            endpoint = broker.endpoints[0]
         return None if endpoint is None else (endpoint.host, endpoint.port)
 
-    def _listener_at(self, address: Address) -> str:
+    def _find_listener(self, address: Address) -> str:
         """Return the name of the listener at an address. It is another one than this node's while
         the cluster moves to other listeners."""
         inter_broker = self._node.cluster.inter_broker
-        found = {
+        names = {
             endpoint.name
             for broker in self._cache.image.brokers.values()
             for endpoint in broker.endpoints
             if (endpoint.host, endpoint.port) == address
         }
-        return inter_broker if inter_broker in found or not found else min(found)
+        return inter_broker if inter_broker in names or not names else min(names)
 
-    def link(
+    def _find_identity(self, address: Address) -> BrokerIdentity | None:
+        """Return the broker that should answer at an address."""
+        ids = [
+            broker.broker_id
+            for broker in self._cache.image.brokers.values()
+            if any((e.host, e.port) == address for e in broker.endpoints)
+        ]
+        cluster_id = self._cluster_id()
+        return BrokerIdentity(cluster_id, ids[0]) if cluster_id and len(ids) == 1 else None
+
+    def make_link(
         self,
         address: Address,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
@@ -78,8 +92,9 @@ class Peers:
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             timeouts=self._timeouts,
-            security=lambda: self._security(self._listener_at(address)),
+            security=lambda: self._security(self._find_listener(address)),
             on_lost=on_lost,
+            find_identity=lambda: self._find_identity(address),
         )
 
     async def request(
@@ -91,14 +106,14 @@ class Peers:
         timeout_ms: int | None = None,
     ) -> Any:
         """Send a request to a broker. Return kio's entity of the response. Raises `ClientError`."""
-        address = self.address_of(broker_id)
+        address = self.find_address(broker_id)
         if address is None:
             raise Unreachable(f"broker {broker_id} is not registered")
         link = self._links.get(broker_id)
         if link is None or link.address != address:
             if link is not None:
                 link.close()
-            link = self._links[broker_id] = self.link(address)
+            link = self._links[broker_id] = self.make_link(address)
         return await link.request(api_key, fields, timeout_ms=timeout_ms)
 
     def close(self) -> None:

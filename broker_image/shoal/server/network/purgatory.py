@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.server.network.api import Body
 from shoal.server.network.deferred import DeferredResponse
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.server.timers import Timer, Timers
 
 Attempt = Callable[[], Body | None]
+B = TypeVar("B")
 #: The last part of a fetch's `max_wait` in which it may expire early, together with others: 50 of
 #: 500 ms.
 FETCH_LEEWAY = 0.1
@@ -40,14 +41,14 @@ EARLY_FETCHES_MAX = 2
 WINDOW_S, READS_MAX = 0.01, 50
 
 
-class _Parked:
+class _ParkedRequest:
     __slots__ = ("attempt", "future", "keys", "timer")
 
     def __init__(
         self,
         keys: Sequence[Hashable],
-        attempt: Attempt,
-        future: asyncio.Future[Body] | DeferredResponse,
+        attempt: Callable[[], Any],
+        future: asyncio.Future[Any] | DeferredResponse,
     ) -> None:
         self.keys = keys
         self.attempt = attempt
@@ -61,7 +62,7 @@ class Purgatory:
     def __init__(self, loop: asyncio.AbstractEventLoop, timers: Timers) -> None:
         self._loop = loop
         self._timers = timers
-        self._by_key: dict[Hashable, dict[_Parked, None]] = {}
+        self._by_key: dict[Hashable, dict[_ParkedRequest, None]] = {}
         self._woken: dict[Hashable, None] = {}
         self._reads = 0
         self._window_ends_s = 0.0
@@ -71,16 +72,16 @@ class Purgatory:
     def park(
         self,
         keys: Sequence[Hashable],
-        attempt: Attempt,
-        expire: Callable[[], Body],
+        attempt: Callable[[], B | None],
+        expire: Callable[[], B],
         deadline_ms: int,
-    ) -> asyncio.Future[Body]:
+    ) -> asyncio.Future[B]:
         """Park a request. Return a future of the first response of `attempt`, or of `expire`.
 
         Cancel the future to remove the request, when its connection is closed.
         """
-        future: asyncio.Future[Body] = self._loop.create_future()
-        self._park(_Parked(keys, attempt, future), expire, deadline_ms)
+        future: asyncio.Future[B] = self._loop.create_future()
+        self._park(_ParkedRequest(keys, attempt, future), expire, deadline_ms)
         return future
 
     def park_fetch(
@@ -93,13 +94,13 @@ class Purgatory:
         """Park a consumer's fetch. Its callbacks run at once when it completes. It may complete
         before the end of the turn, and expire a little early with fetches of other consumers."""
         response = DeferredResponse()
-        self._park(_Parked(keys, attempt, response), expire, deadline_ms, FETCH_LEEWAY)
+        self._park(_ParkedRequest(keys, attempt, response), expire, deadline_ms, FETCH_LEEWAY)
         return response
 
     def _park(
         self,
-        parked: _Parked,
-        expire: Callable[[], Body],
+        parked: _ParkedRequest,
+        expire: Callable[[], Any],
         deadline_ms: int,
         leeway: float = 0.0,
     ) -> None:
@@ -107,10 +108,10 @@ class Purgatory:
             self._by_key.setdefault(key, {})[parked] = None
         self.size += 1
 
-        def expired() -> None:
+        def on_expired() -> None:
             self._finish(parked, expire)
 
-        parked.timer = self._timers.at(deadline_ms, expired, leeway=leeway)
+        parked.timer = self._timers.call_at(deadline_ms, on_expired, leeway=leeway)
         parked.future.add_done_callback(lambda _: self._remove(parked))
 
     def wake(self, key: Hashable) -> None:
@@ -140,7 +141,7 @@ class Purgatory:
             for parked in list(self._by_key.get(key, ())):
                 self._finish(parked, parked.attempt)
 
-    def _finish(self, parked: _Parked, answer: Attempt) -> None:
+    def _finish(self, parked: _ParkedRequest, answer: Callable[[], Any]) -> None:
         if parked.future.done():
             return
         try:
@@ -152,7 +153,7 @@ class Purgatory:
             parked.future.set_result(body)
             self._remove(parked)
 
-    def _remove(self, parked: _Parked) -> None:
+    def _remove(self, parked: _ParkedRequest) -> None:
         timer, parked.timer = parked.timer, None
         if timer is None:
             return

@@ -19,6 +19,7 @@ from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from shoal.server.network.api import Request
     from shoal.server.node import Node
@@ -40,10 +41,10 @@ class LimitedConnection(Protocol):
     active_at: float
 
     @property
-    def is_paused(self) -> bool:
-        """Whether it has stopped reading."""
+    def is_held_up(self) -> bool:
+        """Whether the broker, and not the client, keeps it from receiving."""
 
-    def capacity_available(self) -> None:
+    def on_capacity_available(self) -> None:
         """Continue reading."""
 
     def fail(self, reason: str) -> None:
@@ -80,26 +81,28 @@ class RequestLimits:
         """The number of connections that wait."""
         return len(self._waiting)
 
-    def receive_started(self, connection: LimitedConnection, size: int) -> None:
+    def on_receive_started(self, connection: LimitedConnection, size: int) -> None:
         """Count a large request of `size` bytes that `connection` begins to receive."""
         self._receiving[connection] = size
         self._count(size)
 
-    def receive_ended(self, connection: LimitedConnection) -> None:
+    def on_receive_ended(self, connection: LimitedConnection) -> None:
         """Stop counting that request: it is handled, or the connection is closed."""
         size = self._receiving.pop(connection, None)
         if size is not None:
             self._count(-size)
 
-    def request_queued(self, request: Request) -> None:
-        """Count a produce request that waits to be appended, until its `Request.release`."""
+    def on_request_queued(self, request: Request, call: Callable[[], None]) -> None:
+        """Count a produce request that waits to be appended, until its `Request.release`. Then
+        `call` is called, too."""
         size = request.size
         self._count(size, 1)
 
-        def released() -> None:
+        def on_released() -> None:
             self._count(-size, -1)
+            call()
 
-        request.when_released(released)
+        request.on_released(on_released)
 
     def wait(self, connection: LimitedConnection) -> None:
         """Queue a connection until `connection.capacity_available` is called."""
@@ -107,10 +110,10 @@ class RequestLimits:
         if self._timer is None:
             self._timer = self._loop.call_later(_STALL_CHECK_S, self._disconnect_stalled)
 
-    def connection_closed(self, connection: LimitedConnection) -> None:
+    def on_connection_closed(self, connection: LimitedConnection) -> None:
         """Forget a connection."""
         self._waiting.pop(connection, None)
-        self.receive_ended(connection)
+        self.on_receive_ended(connection)
 
     def _count(self, size: int, requests: int = 0) -> None:
         self.bytes += size
@@ -129,7 +132,7 @@ class RequestLimits:
                 return
             # A connection that resumes may queue again, behind the others.
             if self._waiting.pop(connection, self) is None:
-                connection.capacity_available()
+                connection.on_capacity_available()
 
     def _disconnect_stalled(self) -> None:
         """Disconnect clients that stopped in the middle of a request, if others wait."""
@@ -137,8 +140,8 @@ class RequestLimits:
         if not self._waiting:
             return
         self._timer = self._loop.call_later(_STALL_CHECK_S, self._disconnect_stalled)
-        since = self._loop.time() - STALL_S
-        stalled = [c for c in self._receiving if c.active_at < since and not c.is_paused]
+        cutoff = self._loop.time() - STALL_S
+        stalled = [c for c in self._receiving if c.active_at < cutoff and not c.is_held_up]
         for connection in stalled:
             connection.fail(
                 f"no byte of an incomplete request came for {STALL_S:.0f} s, while other"

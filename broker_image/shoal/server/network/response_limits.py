@@ -29,7 +29,7 @@ class ResponseLimits:
     def __init__(self, listeners: Iterable[BufferingListener]) -> None:
         self._listeners = listeners
 
-    def fetch_bytes_max(self) -> int:
+    def compute_fetch_bytes_max(self) -> int:
         """Return how many bytes of records one more fetch may return."""
         buffered = sum(listener.bytes_buffered for listener in self._listeners)
         return max(FETCH_BYTES_MIN, BUFFERED_BYTES_MAX - buffered)

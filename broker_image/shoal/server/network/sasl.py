@@ -47,7 +47,7 @@ _MODULES = {
 _NONCE_SIZE = 20
 
 
-class Mechanism(NamedTuple):
+class SaslMechanism(NamedTuple):
     """One mechanism of a listener. `max_reauth_ms` is 0 if clients log in once."""
 
     name: str
@@ -59,12 +59,12 @@ class ListenerSasl(NamedTuple):
     """How clients of one listener log in."""
 
     name: str
-    mechanisms: Mapping[str, Mechanism]
+    mechanisms: Mapping[str, SaslMechanism]
     receive_size_max: int
     failure_delay_ms: int
 
 
-class Mechanisms:
+class SaslMechanisms:
     """Makes the mechanisms of all listeners of a node, and owns the key sets that they use."""
 
     def __init__(self, node: Node, cache: MetadataCache) -> None:
@@ -83,68 +83,71 @@ class Mechanisms:
     def key_sets(self) -> Iterable[KeySet]:
         return self._key_sets.values()
 
-    def of(self, security: ListenerSecurity) -> ListenerSasl:
+    def make_listener_sasl(self, security: ListenerSecurity) -> ListenerSasl:
         """Return how clients of a listener log in. Raises `InvalidConfig`."""
-        enabled = security.value("sasl.enabled.mechanisms")
-        size = security.value("sasl.server.max.receive.size")
+        enabled = security.get_value("sasl.enabled.mechanisms")
+        size = security.get_value("sasl.server.max.receive.size")
         request_size_max = self._node.config["socket.request.max.bytes"]
         return ListenerSasl(
             security.name,
-            {name: self._mechanism(security, name) for name in enabled},
+            {name: self._make_mechanism(security, name) for name in enabled},
             request_size_max if size < 0 else min(size, request_size_max),
-            security.value("connection.failed.authentication.delay.ms"),
+            security.get_value("connection.failed.authentication.delay.ms"),
         )
 
-    def _mechanism(self, security: ListenerSecurity, name: str) -> Mechanism:
-        options = _options(security, name)
+    def _make_mechanism(self, security: ListenerSecurity, name: str) -> SaslMechanism:
+        options = _parse_options(security, name)
         exchange: Callable[[], Exchange]
         if name in SCRAM_MECHANISMS:
-            exchange = partial(self._scram, name)
+            exchange = partial(self._make_scram_exchange, name)
         elif name == PLAIN:
             users = PlainUsers(options, self._process_secret)
             if not users:
                 raise InvalidConfig(
                     f"PLAIN is enabled on the listener {security.name}, but no user is: set"
-                    f" {_jaas_name(security, name)} to {plain.LOGIN_MODULE} required"
+                    f" {_get_jaas_name(security, name)} to {plain.LOGIN_MODULE} required"
                     ' user_NAME="PASSWORD";'
                 )
             exchange = partial(PlainExchange, users)
         else:
             assert name == OAUTHBEARER, name  # `cluster_config` has checked the mechanisms.
-            validator = self._validator(security, options)
+            validator = self._make_validator(security, options)
             exchange = partial(oauthbearer.OAuthExchange, validator)
-        return Mechanism(name, security.value("connections.max.reauth.ms", name), exchange)
+        return SaslMechanism(name, security.get_value("connections.max.reauth.ms", name), exchange)
 
-    def _scram(self, name: str) -> ScramExchange:
+    def _make_scram_exchange(self, name: str) -> ScramExchange:
         nonce = b32encode(self._node.system.random_bytes(_NONCE_SIZE)).decode()
         return ScramExchange(SCRAM_MECHANISMS[name], nonce, self._credentials)
 
-    def _validator(self, security: ListenerSecurity, options: Mapping[str, str]) -> TokenValidator:
-        if security.value(_HANDLER, OAUTHBEARER) == UNSECURED_TOKENS:
+    def _make_validator(
+        self, security: ListenerSecurity, options: Mapping[str, str]
+    ) -> TokenValidator:
+        if security.get_value(_HANDLER, OAUTHBEARER) == UNSECURED_TOKENS:
             from shoal.security.unsecured_jws import UnsecuredValidator
 
             try:
                 return UnsecuredValidator(options)
             except ValueError as error:
-                raise InvalidConfig(f"{_jaas_name(security, OAUTHBEARER)}: {error}.") from None
+                raise InvalidConfig(f"{_get_jaas_name(security, OAUTHBEARER)}: {error}.") from None
         # Only brokers that verify signatures load the libraries for it (10 MB, 100 ms).
         from shoal.security.jwt_tokens import JwtRules, JwtValidator
 
-        value = partial(security.value, mechanism=OAUTHBEARER)
+        value = partial(security.get_value, mechanism=OAUTHBEARER)
         rules = JwtRules(
             issuer=value("sasl.oauthbearer.expected.issuer"),
             audiences=value("sasl.oauthbearer.expected.audience"),
+            any_audience=value("sasl.oauthbearer.allow.unverified.audience"),
             clock_skew_s=value("sasl.oauthbearer.clock.skew.seconds"),
             subject_claim=value("sasl.oauthbearer.sub.claim.name").strip(),
             scope_claim=value("sasl.oauthbearer.scope.claim.name").strip(),
         )
-        return JwtValidator(self._key_set(security, options), rules)
+        return JwtValidator(self._make_key_set(security, options), rules)
 
-    def _key_set(self, security: ListenerSecurity, options: Mapping[str, str]) -> KeySet:
+    def _make_key_set(self, security: ListenerSecurity, options: Mapping[str, str]) -> KeySet:
         from shoal.server.network.key_sets import KeySet, KeySetConfig
 
-        url = _checked_url(security)
-        value = partial(security.value, mechanism=OAUTHBEARER)
+        url = _check_url(security)
+        value = partial(security.get_value, mechanism=OAUTHBEARER)
         config = KeySetConfig(
             url,
             value("sasl.oauthbearer.jwks.endpoint.refresh.ms"),
@@ -155,20 +158,20 @@ class Mechanisms:
         key = (config, *sorted(tls.items()))
         if key not in self._key_sets:
             if url.lower().startswith("https:"):
-                name = _jaas_name(security, OAUTHBEARER)
-                config = config._replace(tls=_tls_context(name, tls))
+                name = _get_jaas_name(security, OAUTHBEARER)
+                config = config._replace(tls=_make_tls_context(name, tls))
             self._key_sets[key] = KeySet(self._node, config)
         return self._key_sets[key]
 
 
-def _jaas_name(security: ListenerSecurity, mechanism: str) -> str:
+def _get_jaas_name(security: ListenerSecurity, mechanism: str) -> str:
     return f"{PREFIX}{security.name.lower()}.{mechanism.lower()}.{_JAAS}"
 
 
-def _options(security: ListenerSecurity, mechanism: str) -> Mapping[str, str]:
+def _parse_options(security: ListenerSecurity, mechanism: str) -> Mapping[str, str]:
     """Return the options of a mechanism's login module. As in Kafka, only the config of this
     listener and mechanism counts. Raises `InvalidConfig`."""
-    name = _jaas_name(security, mechanism)
+    name = _get_jaas_name(security, mechanism)
     text = security.overrides.get(name)
     if text is None:
         return {}
@@ -184,10 +187,10 @@ def _options(security: ListenerSecurity, mechanism: str) -> Mapping[str, str]:
     return module.options
 
 
-def _checked_url(security: ListenerSecurity) -> str:
+def _check_url(security: ListenerSecurity) -> str:
     """Return the URL of a listener's key set. Raises `InvalidConfig`."""
     name = f"{PREFIX}{security.name.lower()}.oauthbearer.{_URL}"
-    url: str = security.value(_URL, OAUTHBEARER) or ""
+    url: str = security.get_value(_URL, OAUTHBEARER) or ""
     if not url:
         raise InvalidConfig(
             f"OAUTHBEARER is enabled on the listener {security.name}, but {name} is not set: name"
@@ -204,7 +207,7 @@ def _checked_url(security: ListenerSecurity) -> str:
         raise InvalidConfig(
             f"{name} is {url!r}, which is no URL such as https://host/path or file:///path."
         )
-    if parts.scheme != "https" and url not in security.value(_ALLOWED_URLS):
+    if parts.scheme != "https" and url not in security.get_value(_ALLOWED_URLS):
         raise InvalidConfig(
             f"{name} is {url}. Its scheme {parts.scheme} does not protect the keys. Use https, or"
             f" add the URL to {_ALLOWED_URLS}."
@@ -212,7 +215,7 @@ def _checked_url(security: ListenerSecurity) -> str:
     return url
 
 
-def _tls_context(name: str, options: Mapping[str, str]) -> ssl.SSLContext:
+def _make_tls_context(name: str, options: Mapping[str, str]) -> ssl.SSLContext:
     """Return how the provider's certificate is verified: by the authorities in the options of the
     login module, as in Kafka, else by those of the system. Raises `InvalidConfig`."""
     for option in options:

@@ -17,7 +17,7 @@ from shoal.security.scram import SCRAM_MECHANISMS
 if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
-    from shoal.server.audit import Audit
+    from shoal.server.audit import AuditLogger
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.api import Peer
     from shoal.server.node import Node
@@ -37,13 +37,13 @@ class Closable(Protocol):
 class ScramSessions:
     """Owns the connections of all listeners of a node, by their credentials."""
 
-    def __init__(self, node: Node, cache: MetadataCache, audit_log: Audit) -> None:
+    def __init__(self, node: Node, cache: MetadataCache, audit_log: AuditLogger) -> None:
         self._cache = cache
         self._audit = audit_log
         self._connections: dict[Credential, dict[Closable, None]] = {}
         self._is_enabled: bool = node.config["shoal.sasl.scram.disconnect.removed.users"]
         if self._is_enabled:
-            cache.subscribe(self._changed)
+            cache.subscribe(self._on_metadata_changed)
 
     def begin(self, mechanism: str, user: str, connection: Closable, peer: Peer) -> None:
         """Note a connection whose client has logged in by a credential.
@@ -59,12 +59,12 @@ class ScramSessions:
         peer.closed_calls.put(_CLOSED, lambda: self._forget(credential, connection))
 
     def _forget(self, credential: Credential, connection: Closable) -> None:
-        left = self._connections.get(credential, {})
-        left.pop(connection, None)
-        if not left:
+        connections = self._connections.get(credential, {})
+        connections.pop(connection, None)
+        if not connections:
             self._connections.pop(credential, None)
 
-    def _changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         for credential in delta.scram_credentials:
             if credential in image.scram_credentials:
                 continue
@@ -72,7 +72,7 @@ class ScramSessions:
             for connection in ended:
                 connection.close()
             if ended:
-                entry = audit.sessions_ended(
+                entry = audit.build_sessions_ended(
                     principal=f"User:{credential[0]}",
                     reason="the SCRAM credential was removed",
                     connections=len(ended),

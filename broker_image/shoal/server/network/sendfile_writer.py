@@ -105,13 +105,13 @@ class SendfileWriter:
 
     def _send_slice(self, part: FileSlice) -> None:
         out, file = self._socket.fileno(), part.file.fileno()
-        at, left = part.at, part.size
+        position, remaining = part.at, part.size
         try:
-            while left:
-                sent = os.sendfile(out, file, at, left)
+            while remaining:
+                sent = os.sendfile(out, file, position, remaining)
                 if not sent:
-                    raise OSError(f"{part.file.path} ends before byte {at + left}")
-                at, left = at + sent, left - sent
+                    raise OSError(f"{part.file.path} ends before byte {position + remaining}")
+                position, remaining = position + sent, remaining - sent
         finally:
-            if left:
-                self._queue.appendleft(FileSlice(part.file, at, left))
+            if remaining:
+                self._queue.appendleft(FileSlice(part.file, position, remaining))

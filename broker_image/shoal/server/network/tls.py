@@ -49,7 +49,7 @@ HANDSHAKE_BYTES_MAX = 64 * 1024
 _HANDSHAKE_RECORD = 0x16
 
 
-class Decrypted(Enum):
+class DecryptStop(Enum):
     """Where decryption stopped."""
 
     BUFFER_FULL = 1
@@ -59,7 +59,7 @@ class Decrypted(Enum):
     CLOSED = 3
 
 
-class Upper(Protocol):
+class AppProtocol(Protocol):
     """The protocol above TLS: the connection of a Kafka client, or of a reader of the metrics."""
 
     peer: Peer | None
@@ -90,10 +90,10 @@ class TlsPort(Protocol):
         """Set the principal of a client whose handshake is complete. Return why it is refused, or
         None."""
 
-    def handshake_failed(self, connection: Upper, reason: str) -> None:
+    def on_handshake_failed(self, connection: AppProtocol, reason: str) -> None:
         """Count and log a handshake that failed."""
 
-    def send_failed(self, connection: Upper, reason: str) -> None:
+    def on_send_failed(self, connection: AppProtocol, reason: str) -> None:
         """Count and log a response that could not be sent."""
 
 
@@ -168,7 +168,7 @@ class TlsTransport(asyncio.BufferedProtocol):
     #: `Connection` passes slices of files to `writelines`.
     takes_files = True
 
-    def __init__(self, port: TlsPort, connection: Upper) -> None:
+    def __init__(self, port: TlsPort, connection: AppProtocol) -> None:
         self._port = port
         self._engine = port.engine
         self._loop = port.engine.loop
@@ -243,34 +243,34 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._socket.resume_reading()
         if self._tls is None:
             if data[0] != _HANDSHAKE_RECORD:
-                self._fail(_plaintext(data))
+                self._fail(_describe_plaintext(data))
                 return
             self._tls = self._port.context.wrap_bio(
                 self._engine.incoming, self._engine.outgoing, server_side=True
             )
         self._engine.incoming.write(data)
-        problem, done = None, False
+        problem, is_complete = None, False
         try:
             self._tls.do_handshake()
-            done = True
+            is_complete = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            problem = handshake_problem(error)
-        rest = self._engine.incoming.read()
+            problem = describe_handshake_error(error)
+        remainder = self._engine.incoming.read()
         self._flush()
-        if done:
+        if is_complete:
             assert self._connection.peer is not None
             problem = self._port.authenticate(self._connection.peer, self._tls)
         if problem is not None:
             self._fail(problem)
-        elif done:
+        elif is_complete:
             self._end_handshake()
-            self._receive(rest)
+            self._receive(remainder)
 
     def _start_deadline(self) -> None:
         timeout_s = self._port.handshake_timeout_ms / 1000
-        self._deadline = self._loop.call_later(timeout_s, self._timed_out)
+        self._deadline = self._loop.call_later(timeout_s, self._on_timeout)
 
     def _end_handshake(self) -> None:
         self._handshaking = False
@@ -278,7 +278,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
 
-    def _timed_out(self) -> None:
+    def _on_timeout(self) -> None:
         if self._reading_paused:
             # A limit on the rate of connections delays this one.
             self._start_deadline()
@@ -293,7 +293,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._end_handshake()
         if not self._closing:
             self._closing = True
-            self._port.handshake_failed(self._connection, reason)
+            self._port.on_handshake_failed(self._connection, reason)
             if self._socket is not None:
                 self._socket.close()
 
@@ -316,18 +316,18 @@ class TlsTransport(asyncio.BufferedProtocol):
             if self._closing:
                 return
             match outcome:
-                case Decrypted.BUFFER_FULL if not self._reading_paused:
+                case DecryptStop.BUFFER_FULL if not self._reading_paused:
                     continue
-                case Decrypted.BUFFER_FULL:
+                case DecryptStop.BUFFER_FULL:
                     # OpenSSL may have the rest of a record, too.
                     self._ciphertext = data
-                case Decrypted.CLOSED:
+                case DecryptStop.CLOSED:
                     self.close()
                 case str(error):
                     connection.fail(f"TLS: {error}")
             return
 
-    def _decrypt(self, buffer: memoryview) -> tuple[int, Decrypted | str]:
+    def _decrypt(self, buffer: memoryview) -> tuple[int, DecryptStop | str]:
         """Decrypt into `buffer`. Return the number of bytes, and why there are no more of them; an
         error as text.
 
@@ -340,15 +340,15 @@ class TlsTransport(asyncio.BufferedProtocol):
             while filled < size:
                 count = cast("int", read(size - filled, buffer[filled:]))
                 if not count:
-                    return filled, Decrypted.CLOSED
+                    return filled, DecryptStop.CLOSED
                 filled += count
         except ssl.SSLWantReadError:
-            return filled, Decrypted.NEEDS_MORE
+            return filled, DecryptStop.NEEDS_MORE
         except ssl.SSLZeroReturnError:
-            return filled, Decrypted.CLOSED
+            return filled, DecryptStop.CLOSED
         except ssl.SSLError as error:
-            return filled, _reason(error)
-        return filled, Decrypted.BUFFER_FULL
+            return filled, _get_reason(error)
+        return filled, DecryptStop.BUFFER_FULL
 
     def pause_reading(self) -> None:
         self._reading_paused = True
@@ -392,20 +392,20 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     def _pump(self) -> None:
         """Encrypt and send what waits, while the socket accepts it."""
-        left = TURN_BYTES
+        budget = TURN_BYTES
         try:
-            while self._queue and not self._socket_full and left > 0:
+            while self._queue and not self._socket_full and budget > 0:
                 if self._tls is None or self._socket is None:
                     return
-                chunk = self._next_chunk()
-                left -= len(chunk)
+                chunk = self._take_chunk()
+                budget -= len(chunk)
                 self._tls.write(chunk)
                 self._flush()
         except OSError as error:  # An error of TLS is one, too.
             self._engine.outgoing.read()  # Nothing of it may leave on another connection.
             if not isinstance(error, ssl.SSLError):
                 reason = f"an answer could not be read from the log: {error}"
-                self._port.send_failed(self._connection, reason)
+                self._port.on_send_failed(self._connection, reason)
             self.abort()
             return
         if self._queue and not self._socket_full and not self._pump_scheduled:
@@ -419,7 +419,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._pump_scheduled = False
         self._pump()
 
-    def _next_chunk(self) -> Buffer:
+    def _take_chunk(self) -> Buffer:
         """Take the next bytes from the queue: of a large buffer, or gathered from several parts."""
         queue, chunk = self._queue, self._engine.chunk
         filled = 0
@@ -552,7 +552,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         return self._socket.get_extra_info(name, default)
 
 
-def _plaintext(data: bytes) -> str:
+def _describe_plaintext(data: bytes) -> str:
     """Return what is wrong with the first bytes of a client that does not use TLS."""
     kind = "bytes that are not TLS"
     if len(data) >= 6 and data[0] == 0 and data[4] == 0:
@@ -565,9 +565,9 @@ def _plaintext(data: bytes) -> str:
     )
 
 
-def handshake_problem(error: ssl.SSLError) -> str:
+def describe_handshake_error(error: ssl.SSLError) -> str:
     """Return why a handshake failed, with the remedy if there is one."""
-    reason = _reason(error)
+    reason = _get_reason(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the client's certificate is refused: {error.verify_message}"
     if reason in _REMEDIES:
@@ -580,7 +580,7 @@ def handshake_problem(error: ssl.SSLError) -> str:
     return f"the TLS handshake failed: {reason}"
 
 
-def _reason(error: ssl.SSLError) -> str:
+def _get_reason(error: ssl.SSLError) -> str:
     return error.reason or str(error)
 
 

@@ -17,11 +17,11 @@ from shoal.metadata.client_quotas import (
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
-    Match,
+    QuotaMatch,
 )
 from shoal.protocol.api import ApiKey
-from shoal.server.metrics.registry import Metrics, Samples, label
-from shoal.server.quota.rates import Bucket, Rate
+from shoal.server.metrics.registry import MetricRegistry, Samples, label
+from shoal.server.quota.rates import Rate, TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ _NAMES = {
 _Entity = tuple[str, str, str]
 
 
-class Client(Protocol):
+class QuotaClient(Protocol):
     """The sender of a request."""
 
     principal: str
@@ -77,7 +77,7 @@ class ClientRequest(Protocol):
     @property
     def header(self) -> RequestHeader: ...
     @property
-    def peer(self) -> Client: ...
+    def peer(self) -> QuotaClient: ...
 
 
 class MutationQuota:
@@ -88,7 +88,7 @@ class MutationQuota:
     """
 
     def __init__(
-        self, bucket: Bucket, limit: float, burst_s: float, now_ms: int, strict: bool
+        self, bucket: TokenBucket, limit: float, burst_s: float, now_ms: int, strict: bool
     ) -> None:
         self._bucket = bucket
         self._fill_arguments = limit, burst_s, now_ms
@@ -110,13 +110,13 @@ class MutationQuota:
 class ClientQuotas:
     """Owns the rates of clients that have quotas."""
 
-    def __init__(self, node: Node, cache: MetadataCache, metrics: Metrics) -> None:
+    def __init__(self, node: Node, cache: MetadataCache, metrics: MetricRegistry) -> None:
         self._clock = node.clock
         self._cache = cache
         self.enabled = False
-        self._matches: dict[_Entity, Match | None] = {}
+        self._matches: dict[_Entity, QuotaMatch | None] = {}
         self._rates: dict[_Entity, Rate] = {}
-        self._buckets: dict[_Entity, Bucket] = {}
+        self._buckets: dict[_Entity, TokenBucket] = {}
         self._throttled_ms: dict[_Entity, int] = {}
         config = node.config
         self._samples: int = config["quota.window.num"]
@@ -129,9 +129,9 @@ class ClientQuotas:
     def start(self) -> None:
         """Enforce the quotas of the image, and follow their changes."""
         self._update()
-        self._cache.subscribe(self._image_changed)
+        self._cache.subscribe(self._on_image_changed)
 
-    def _image_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_image_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.client_quotas:
             self._update()
 
@@ -158,7 +158,7 @@ class ClientQuotas:
         of_time_ms = self._charge(REQUEST_PERCENTAGE, request, percent)
         return max(throttle_ms, min(of_time_ms, self._window_ms))
 
-    def fetch_bytes_max(self, request: ClientRequest) -> int | None:
+    def compute_fetch_bytes_max(self, request: ClientRequest) -> int | None:
         """Return how many bytes one fetch may return, so that its throttle time does not exceed the
         windows; None without a quota."""
         if not self.enabled or _is_follower(request):
@@ -168,7 +168,7 @@ class ClientQuotas:
             return None
         return int(match.limit * max(1, self._samples - 1) * self._window_ms / 1000)
 
-    def mutation_quota(self, request: ClientRequest, *, strict: bool) -> MutationQuota | None:
+    def make_mutation_quota(self, request: ClientRequest, *, strict: bool) -> MutationQuota | None:
         """Return the quota on the topic changes of a request, or None without one."""
         if not self.enabled:
             return None
@@ -179,7 +179,7 @@ class ClientQuotas:
         entity = (CONTROLLER_MUTATION_RATE, *match.sharers)
         bucket = self._buckets.get(entity)
         if bucket is None:
-            bucket = self._buckets[entity] = Bucket(match.limit, self._burst_s, now_ms)
+            bucket = self._buckets[entity] = TokenBucket(match.limit, self._burst_s, now_ms)
         return MutationQuota(bucket, match.limit, self._burst_s, now_ms, strict)
 
     def _charge(self, key: str, request: ClientRequest, value: float) -> int:
@@ -193,12 +193,12 @@ class ClientQuotas:
             self._drop_idle_rates(now_ms)
             rate = self._rates[entity] = Rate(self._samples, self._window_ms, now_ms)
         rate.add(value, now_ms)
-        throttle_ms = rate.throttle_ms(match.limit, now_ms)
+        throttle_ms = rate.compute_throttle_ms(match.limit, now_ms)
         if throttle_ms:
             self._throttled_ms[entity] = self._throttled_ms.get(entity, 0) + throttle_ms
         return throttle_ms
 
-    def _match(self, key: str, peer: Client, client_id: str | None) -> Match | None:
+    def _match(self, key: str, peer: QuotaClient, client_id: str | None) -> QuotaMatch | None:
         user = peer.principal.partition(":")[2]
         entity = (key, user, client_id or "")
         try:
@@ -206,45 +206,45 @@ class ClientQuotas:
         except KeyError:
             if len(self._matches) >= RATES_MAX:
                 self._matches.clear()
-            found = client_quotas.find(self._cache.image.client_quotas, *entity)
-            self._matches[entity] = found
-            return found
+            match = client_quotas.find_quota(self._cache.image.client_quotas, *entity)
+            self._matches[entity] = match
+            return match
 
     def _drop_idle_rates(self, now_ms: int) -> None:
         if len(self._rates) >= RATES_MAX:
-            self._rates = {entity: r for entity, r in self._rates.items() if not r.idle(now_ms)}
+            self._rates = {entity: r for entity, r in self._rates.items() if not r.is_idle(now_ms)}
             self._throttled_ms = {w: ms for w, ms in self._throttled_ms.items() if w in self._rates}
 
     # Metrics.
 
-    def _register(self, metrics: Metrics) -> None:
+    def _register(self, metrics: MetricRegistry) -> None:
         for key, name in _NAMES.items():
             unit = "request_time" if key == REQUEST_PERCENTAGE else "byte_rate"
             metrics.add(
                 f"kafka_server_{name}_{unit}",
                 "gauge",
                 f"{key} of clients that have this quota.",
-                lambda key=key: list(self._samples_of(key)),  # type: ignore[misc]
+                lambda key=key: list(self._iterate_samples(key)),  # type: ignore[misc]
             )
             metrics.add(
                 f"kafka_server_{name}_throttle_time_total",
                 "counter",
                 f"Milliseconds of throttle time for {key}.",
                 lambda key=key: [  # type: ignore[misc]
-                    (_labels(entity), ms)
+                    (_make_labels(entity), ms)
                     for entity, ms in self._throttled_ms.items()
                     if entity[0] == key
                 ],
             )
 
-    def _samples_of(self, key: str) -> Samples:
+    def _iterate_samples(self, key: str) -> Samples:
         now_ms = self._clock.now_ms()
         for entity, rate in self._rates.items():
             if entity[0] == key:
-                yield _labels(entity), rate.measure(now_ms)[0]
+                yield _make_labels(entity), rate.measure(now_ms)[0]
 
 
-def _labels(entity: _Entity) -> tuple[tuple[str, str], ...]:
+def _make_labels(entity: _Entity) -> tuple[tuple[str, str], ...]:
     return label(user=entity[1], client_id=entity[2])
 
 

@@ -2,8 +2,8 @@
 
 A `Rate` is measured as in Kafka: the sum of several samples, each of one window, divided by the
 time since the oldest sample began. That time counts as at least all windows but one, so that a
-burst at the start does not violate a limit. A `Bucket` holds tokens, which are refilled at a rate
-up to a burst.
+burst at the start does not violate a limit. A `TokenBucket` holds tokens, which are refilled at a
+rate up to a burst.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Rate:
         total = self._current + sum(value for _, value in self._past)
         return total * 1000 / span_ms, span_ms
 
-    def idle(self, now_ms: int) -> bool:
+    def is_idle(self, now_ms: int) -> bool:
         """Whether nothing was added for longer than the measured time."""
         return now_ms - self._begin_ms > (self._samples + 1) * self._window_ms
 
-    def throttle_ms(self, limit: float, now_ms: int) -> int:
+    def compute_throttle_ms(self, limit: float, now_ms: int) -> int:
         """Return the milliseconds until the rate is down to `limit` per second, 0 if it is."""
         rate, span_ms = self.measure(now_ms)
         return round((rate - limit) / limit * span_ms) if rate > limit else 0
 
 
-class Bucket:
+class TokenBucket:
     """Tokens, refilled at `limit` per second up to `burst_s` seconds' worth. It may be in debt."""
 
     __slots__ = ("_at_ms", "tokens")

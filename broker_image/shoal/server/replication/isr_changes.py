@@ -38,7 +38,7 @@ class ControllerRequests(Protocol):
         controller answers within `timeout_ms`."""
 
 
-def broker_epoch(cache: MetadataCache, broker_id: int) -> int:
+def get_broker_epoch(cache: MetadataCache, broker_id: int) -> int:
     """The epoch of a registered broker, or `NOT_ELIGIBLE`."""
     registered = cache.image.brokers.get(broker_id)
     return NOT_ELIGIBLE if registered is None else registered.broker_epoch
@@ -68,11 +68,11 @@ class IsrChanges:
         if self._sender is not None:
             self._sender.cancel()
 
-    def broker_epoch_of(self, broker_id: int) -> int:
+    def get_broker_epoch(self, broker_id: int) -> int:
         """The epoch of a broker that may join an ISR, or `NOT_ELIGIBLE`."""
         if broker_id not in self._cache.image.active:
             return NOT_ELIGIBLE
-        return broker_epoch(self._cache, broker_id)
+        return get_broker_epoch(self._cache, broker_id)
 
     async def _send_pending(self) -> None:
         try:
@@ -87,7 +87,7 @@ class IsrChanges:
         request_error = ErrorCode.none
         try:
             response = await self._channel.request(
-                ApiKey.ALTER_PARTITION, self._request(changes), timeout_ms=REQUEST_TIMEOUT_MS
+                ApiKey.ALTER_PARTITION, self._build_request(changes), timeout_ms=REQUEST_TIMEOUT_MS
             )
             request_error = ErrorCode(response.error_code)
             results = {
@@ -103,7 +103,7 @@ class IsrChanges:
             else:
                 self._fail(partition, change, code or ErrorCode.unknown_server_error)
 
-    def _request(self, changes: dict[Partition, AlterPartition]) -> dict[str, Any]:
+    def _build_request(self, changes: dict[Partition, AlterPartition]) -> dict[str, Any]:
         topics: dict[UUID, list[dict[str, Any]]] = {}
         for change in changes.values():
             entry = {
@@ -118,7 +118,7 @@ class IsrChanges:
             topics.setdefault(change.topic_id, []).append(entry)
         return {
             "broker_id": self._node.id,
-            "broker_epoch": broker_epoch(self._cache, self._node.id),
+            "broker_epoch": get_broker_epoch(self._cache, self._node.id),
             "topics": [{"topic_id": t, "partitions": entries} for t, entries in topics.items()],
         }
 
@@ -134,4 +134,4 @@ class IsrChanges:
         )
         partition.fail_isr_change(change, code, now_ms, RETRY_BACKOFF_MS)
         retry_at_ms = now_ms + RETRY_BACKOFF_MS
-        self._node.timers.at(retry_at_ms, lambda: partition.tick(clock.now_ms()))
+        self._node.timers.call_at(retry_at_ms, lambda: partition.tick(clock.now_ms()))

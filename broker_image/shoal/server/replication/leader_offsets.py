@@ -15,7 +15,7 @@ from shoal.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from shoal.log.remote import RebuiltState
     from shoal.replication.partition import Partition
-    from shoal.server.network.peers import Peers
+    from shoal.server.network.peers import BrokerPeers
 
 LATEST, EARLIEST, EARLIEST_LOCAL, EARLIEST_PENDING_UPLOAD = -1, -2, -4, -6
 
@@ -46,7 +46,7 @@ class Rebuild(NamedTuple):
 class RemoteStates(Protocol):
     """The object store (`tiered.service`)."""
 
-    async def state_behind(
+    async def fetch_state_behind(
         self, partition: Partition, offset: int, leader_epoch: int
     ) -> RebuiltState:
         """Return the state behind the remote segment with an offset, which has it in that leader
@@ -56,7 +56,9 @@ class RemoteStates(Protocol):
 class LeaderOffsets:
     """The log of one partition at its leader, as of the follower's leader epoch."""
 
-    def __init__(self, peers: Peers, node_id: int, leader_id: int, partition: Partition) -> None:
+    def __init__(
+        self, peers: BrokerPeers, node_id: int, leader_id: int, partition: Partition
+    ) -> None:
         self._peers = peers
         self._node_id = node_id
         self._leader_id = leader_id
@@ -65,14 +67,14 @@ class LeaderOffsets:
 
     async def list(self, timestamp: int) -> OffsetAndEpoch:
         """Return the offset of a special timestamp. Raises `ClientError`, `LeaderRefused`."""
-        asked = {
+        partition = {
             "partition_index": self._partition.index,
             "current_leader_epoch": self._epoch,
             "timestamp": timestamp,
         }
         fields = {
             "replica_id": self._node_id,
-            "topics": [{"name": self._partition.topic, "partitions": [asked]}],
+            "topics": [{"name": self._partition.topic, "partitions": [partition]}],
         }
         entry = await self._ask(ApiKey.LIST_OFFSETS, fields)
         return OffsetAndEpoch(entry.offset, entry.leader_epoch)
@@ -89,22 +91,24 @@ class LeaderOffsets:
             raise RemoteUnavailable("the leader has not read the metadata of its remote segments")
         if begin.offset <= start:
             return Rebuild(None, start)
-        epoch = await self._epoch_before(begin)
-        return Rebuild(await remote.state_behind(self._partition, begin.offset - 1, epoch), start)
+        epoch = await self._find_epoch_before(begin)
+        return Rebuild(
+            await remote.fetch_state_behind(self._partition, begin.offset - 1, epoch), start
+        )
 
-    async def _epoch_before(self, begin: OffsetAndEpoch) -> int:
+    async def _find_epoch_before(self, begin: OffsetAndEpoch) -> int:
         """Return the leader epoch of the offset before that one. Only an earlier epoch that ends
         there has it."""
         if begin.leader_epoch <= 0:
             return begin.leader_epoch
-        asked = {
+        partition = {
             "partition": self._partition.index,
             "current_leader_epoch": self._epoch,
             "leader_epoch": begin.leader_epoch - 1,
         }
         fields = {
             "replica_id": self._node_id,
-            "topics": [{"topic": self._partition.topic, "partitions": [asked]}],
+            "topics": [{"topic": self._partition.topic, "partitions": [partition]}],
         }
         entry = await self._ask(ApiKey.OFFSET_FOR_LEADER_EPOCH, fields)
         earlier: int = entry.leader_epoch

@@ -11,6 +11,7 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shoal.log.cleaner import Aside
 from shoal.log.errors import LogOffline
 
 if TYPE_CHECKING:
@@ -65,16 +66,18 @@ class LogMaintenance:
 
     def start(self) -> None:
         """Start the tasks. The node's timers stop them."""
-        every, config = self._node.timers.every, self._node.config
+        call_every, config = self._node.timers.call_every, self._node.config
         self._remove_strays(self._node.clock.now_ms())
-        every(SYNC_CHECK_MS, self._sync_due)
+        call_every(SYNC_CHECK_MS, self._sync_due)
         if self.size_max_bytes < _NO_LIMIT:
-            every(SIZE_CHECK_MS, self._measure)
-        every(config["log.retention.check.interval.ms"], self._retention)
-        every(config["log.flush.offset.checkpoint.interval.ms"], self.checkpoint)
-        every(config["producer.id.expiration.check.interval.ms"], self._expire_producers)
+            call_every(SIZE_CHECK_MS, self._measure)
+        call_every(config["log.retention.check.interval.ms"], self._apply_retention)
+        call_every(config["log.flush.offset.checkpoint.interval.ms"], self.checkpoint)
+        call_every(config["producer.id.expiration.check.interval.ms"], self._expire_producers)
         if config["log.cleaner.enable"]:
-            every(lambda: self._cache.image.broker_config["log.cleaner.backoff.ms"], self._compact)
+            call_every(
+                lambda: self._cache.image.broker_config["log.cleaner.backoff.ms"], self._compact
+            )
 
     def stop(self) -> None:
         """Abandon the running compaction, and write the checkpoints."""
@@ -92,13 +95,13 @@ class LogMaintenance:
             self._node.log.error("the offset checkpoints were not written", error=str(error))
             self._note_refusal(error)
 
-    def size_bytes(self) -> int:
+    def compute_size_bytes(self) -> int:
         """Return the size of all logs of this broker."""
         return sum(partition.log.size_bytes for partition in self._partitions)
 
     def _measure(self) -> None:
         """Refuse produce requests while the logs are too large, and log when that changes."""
-        size = self.size_bytes()
+        size = self.compute_size_bytes()
         if (size >= self.size_max_bytes) == self.is_full:
             return
         self.is_full = not self.is_full
@@ -118,14 +121,14 @@ class LogMaintenance:
             log = partition.log
             if log.offline:
                 continue
-            if log.sync_due(now_ms):
+            if log.is_sync_due(now_ms):
                 self._node.disk.sync_soon(partition)
         for log in self._directory.logs.values():  # that of the metadata, too
             if log.fault is not None and not log.offline:
                 self._note_refusal(log.fault)
         if self.write_failure is not None and not self._probing:
             self._probing = True
-            self._node.disk.run(self._probe).add_done_callback(self._probed)
+            self._node.disk.run(self._probe).add_done_callback(self._on_probed)
 
     def _note_refusal(self, error: OSError) -> None:
         """Note and log that the disk refuses writes, until it accepts them again."""
@@ -149,7 +152,7 @@ class LogMaintenance:
             file.close()
             storage.remove(path)
 
-    def _probed(self, work: asyncio.Future[None]) -> None:
+    def _on_probed(self, work: asyncio.Future[None]) -> None:
         self._probing = False
         if work.cancelled() or work.exception() is not None:
             return
@@ -161,7 +164,7 @@ class LogMaintenance:
         self.write_failure = None
         self._node.log.warning("the disk accepts writes again", directory=self._directory.path)
 
-    def _retention(self) -> None:
+    def _apply_retention(self) -> None:
         now_ms = self._node.clock.now_ms()
         self._remove_strays(now_ms)
         for partition in list(self._partitions):
@@ -173,7 +176,7 @@ class LogMaintenance:
                 log.roll_if_due(now_ms)
                 deleted = log.tick_retention(now_ms, high_watermark=partition.high_watermark)
             except (OSError, LogOffline) as error:
-                self._failed(partition, "retention", error)
+                self._log_failure(partition, "retention", error)
                 continue
             self._remove_later(deleted, now_ms + log.config.file_delete_delay_ms)
             if log.log_start_offset != start:
@@ -184,16 +187,16 @@ class LogMaintenance:
         self.segments_deleted_total += len(segments)
         for segment in segments:
             remove = partial(self._node.disk.remove, segment.remove)
-            self._node.timers.at(at_ms, remove)
+            self._node.timers.call_at(at_ms, remove)
 
     def _remove_strays(self, now_ms: int) -> None:
         """Count the logs that the metadata does not know, and remove those that it did not know
         shoal.log.stray.retention.ms ago."""
-        self.stray_logs = len(self._directory.strays())
+        self.stray_logs = len(self._directory.find_strays())
         kept_ms = self._node.config["shoal.log.stray.retention.ms"]
         if kept_ms < 0 or not self.stray_logs:
             return
-        for path in self._directory.strays(now_ms - kept_ms):
+        for path in self._directory.find_strays(now_ms - kept_ms):
             self._node.log.warning("a log that the metadata does not know is removed", path=path)
             self._node.disk.remove(partial(self._directory.purge, path))
 
@@ -214,11 +217,11 @@ class LogMaintenance:
             if not log.config.compact or log.offline:
                 continue
             try:
-                steps = log.compaction(
+                steps = log.begin_compaction(
                     now_ms, high_watermark=partition.high_watermark, memory_bytes=memory_bytes
                 )
             except (OSError, LogOffline) as error:
-                self._failed(partition, "compaction", error)
+                self._log_failure(partition, "compaction", error)
                 continue
             if steps is not None:
                 self._compaction, self._io_bytes_counted = (partition, steps), 0
@@ -226,32 +229,34 @@ class LogMaintenance:
                 return
 
     def _compact_step(self) -> None:
-        """Run one bounded step. The disk's worker runs the syncs that it needs."""
+        """Run one bounded step. The disk's worker runs the syncs that it needs, and the one for
+        large batches what takes too long for the event loop."""
         if self._compaction is None:
             return
         partition, steps = self._compaction
         try:
-            sync = next(steps)
+            step = next(steps)
         except StopIteration:
             self._compaction = None
             self.compactions_total += 1
             self._compact()
         except (OSError, LogOffline) as error:
             self._compaction = None
-            self._failed(partition, "compaction", error)
+            self._log_failure(partition, "compaction", error)
         else:
-            if sync is None:
-                loop, at_s = self._node.loop, self._next_step_s(steps)
+            if step is None:
+                loop, at_s = self._node.loop, self._schedule_step_s(steps)
                 if at_s <= loop.time():
                     loop.call_soon(self._compact_step)
                 else:
                     loop.call_at(at_s, self._compact_step)
-            else:
-                # If this fails, the round runs it again and gets the error.
-                work = self._node.disk.run(sync.run_once)
-                work.add_done_callback(self._compact_synced)
+                return
+            is_aside = isinstance(step, Aside)
+            run = self._node.record_worker.submit if is_aside else self._node.disk.run
+            # If a sync fails, the round runs it again and gets the error.
+            run(step.run_once).add_done_callback(self._on_step_done)
 
-    def _next_step_s(self, steps: Compaction) -> float:
+    def _schedule_step_s(self, steps: Compaction) -> float:
         """Return the start time of the next step under log.cleaner.io.max.bytes.per.second."""
         size = steps.io_bytes - self._io_bytes_counted
         self._io_bytes_counted = steps.io_bytes
@@ -259,11 +264,12 @@ class LogMaintenance:
         self._compact_at = max(self._compact_at, self._node.loop.time()) + size / rate
         return self._compact_at
 
-    def _compact_synced(self, work: asyncio.Future[None]) -> None:
-        work.exception()
-        self._compact_step()
+    def _on_step_done(self, work: asyncio.Future[None]) -> None:
+        if not work.cancelled():  # As it is when the broker stops.
+            work.exception()
+            self._compact_step()
 
-    def _failed(self, partition: Partition, task: str, error: Exception) -> None:
+    def _log_failure(self, partition: Partition, task: str, error: Exception) -> None:
         self._node.log.error(
             f"{task} failed", topic=partition.topic, partition=partition.index, error=str(error)
         )

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.metadata.image import MetadataImage, ResourceType
-from shoal.server.quota.rates import Bucket
+from shoal.metadata.image import ConfigResourceType, MetadataImage
+from shoal.server.quota.rates import TokenBucket
 
 if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.node import Node
 
 LEADER, FOLLOWER = "leader", "follower"
@@ -40,13 +40,15 @@ _ALL = "*"
 class ReplicationQuota:
     """The quota of one side: `LEADER` for sent bytes, `FOLLOWER` for fetched bytes."""
 
-    def __init__(self, node: Node, cache: MetadataCache, metrics: Metrics, side: str) -> None:
+    def __init__(
+        self, node: Node, cache: MetadataCache, metrics: MetricRegistry, side: str
+    ) -> None:
         self._node = node
         self._cache = cache
         self._side = side
         #: By topic: the partitions whose replica here is throttled, None for all.
         self._throttled: dict[str, frozenset[int] | None] = {}
-        self._bucket: Bucket | None = None
+        self._bucket: TokenBucket | None = None
         self.bytes_total = 0
         metrics.add(
             f"kafka_server_{side.capitalize()}Replication_throttled_byte_total",
@@ -57,26 +59,26 @@ class ReplicationQuota:
 
     def start(self) -> None:
         """Follow the metadata, which has been read."""
-        self.changed(self._cache.image)
-        self._cache.subscribe(self._metadata_changed)
+        self.apply_configs(self._cache.image)
+        self._cache.subscribe(self._on_metadata_changed)
 
-    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.configs or delta.broker_config_changed:
-            self.changed(image)
+            self.apply_configs(image)
 
-    def changed(self, image: MetadataImage) -> None:
+    def apply_configs(self, image: MetadataImage) -> None:
         """Apply changed configs of topics or brokers."""
-        name, here = _REPLICAS[self._side], str(self._node.id)
+        name, own_id = _REPLICAS[self._side], str(self._node.id)
         self._throttled = {}
         for (kind, topic), own in image.configs.items():
-            if kind != ResourceType.TOPIC or name not in own:
+            if kind != ConfigResourceType.TOPIC or name not in own:
                 continue
-            listed = image.topic_config(topic)[name]
+            listed = image.resolve_topic_config(topic)[name]
             if listed == (_ALL,):
                 self._throttled[topic] = None
                 continue
             pairs = [pair.split(":") for pair in listed]
-            indexes = frozenset(int(index) for index, broker in pairs if broker == here)
+            indexes = frozenset(int(index) for index, broker in pairs if broker == own_id)
             if indexes:
                 self._throttled[topic] = indexes
         if not self._throttled:
@@ -87,37 +89,37 @@ class ReplicationQuota:
         """Whether any replica of this broker is throttled."""
         return bool(self._throttled)
 
-    def throttles(self, partition: Partition) -> bool:
+    def is_throttled(self, partition: Partition) -> bool:
         """Whether this broker's replica of the partition is throttled."""
         if partition.topic not in self._throttled:
             return False
         indexes = self._throttled[partition.topic]
         return indexes is None or partition.index in indexes
 
-    def wait_ms(self, now_ms: int) -> int:
+    def get_wait_ms(self, now_ms: int) -> int:
         """Return how long throttled replicas out of sync must wait now, in milliseconds."""
         if not self._throttled:
             return 0
-        rate, window_s, samples = self._limits()
+        rate, window_s, samples = self._get_limits()
         if rate <= 0:
             return WAIT_MAX_MS
         if self._bucket is None:
-            self._bucket = Bucket(rate, window_s, now_ms)
+            self._bucket = TokenBucket(rate, window_s, now_ms)
         wait_ms = self._bucket.fill(rate, window_s, now_ms, debt_s=window_s * samples)
         return min(wait_ms, WAIT_MAX_MS)
 
-    def available_bytes(self, now_ms: int) -> int:
+    def get_available_bytes(self, now_ms: int) -> int:
         """Return the bytes that a throttled replica may transfer now."""
-        return 0 if self.wait_ms(now_ms) or self._bucket is None else int(self._bucket.tokens)
+        return 0 if self.get_wait_ms(now_ms) or self._bucket is None else int(self._bucket.tokens)
 
     def record(self, size_bytes: int, now_ms: int) -> None:
         """Count bytes that were sent to, or fetched for, a throttled replica."""
         self.bytes_total += size_bytes
-        self.wait_ms(now_ms)
+        self.get_wait_ms(now_ms)
         if self._bucket is not None:
             self._bucket.take(size_bytes)
 
-    def _limits(self) -> tuple[int, int, int]:
+    def _get_limits(self) -> tuple[int, int, int]:
         config = self._cache.image.broker_config
         return (
             config[_RATES[self._side]],

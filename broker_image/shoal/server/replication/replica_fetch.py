@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
-from shoal.replication.partition import ReplicaFetch, ReplicaFetched
+from shoal.replication.partition import ReplicaFetch, ReplicaFetchResult
 from shoal.server.authorization import CHANGES
 from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS, ReplicaManager
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shoal.replication.leadership import Leadership
     from shoal.replication.partition import Partition
     from shoal.server.network.api import Answer, Body, Request
-    from shoal.server.network.fetch_sessions import Cursor, FetchSessions, Session
+    from shoal.server.network.fetch_sessions import FetchCursor, FetchSession, FetchSessions
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
@@ -48,7 +48,7 @@ class PartitionLookup(Protocol):
 class AwaitedFollowers(Protocol):
     """Followers that have yet to fetch all their partitions (`replica_manager`)."""
 
-    def awaits_fetch(self, replica_id: int, now_ms: int) -> bool: ...
+    def is_fetch_awaited(self, replica_id: int, now_ms: int) -> bool: ...
 
 
 class LeaderThrottle(Protocol):
@@ -56,10 +56,10 @@ class LeaderThrottle(Protocol):
 
     @property
     def active(self) -> bool: ...
-    def throttles(self, partition: Partition) -> bool: ...
-    def available_bytes(self, now_ms: int) -> int: ...
+    def is_throttled(self, partition: Partition) -> bool: ...
+    def get_available_bytes(self, now_ms: int) -> int: ...
     def record(self, size_bytes: int, now_ms: int) -> None: ...
-    def wait_ms(self, now_ms: int) -> int: ...
+    def get_wait_ms(self, now_ms: int) -> int: ...
 
 
 class MillisecondClock(Protocol):
@@ -77,7 +77,7 @@ class FetchPorts(NamedTuple):
     throttle: LeaderThrottle
 
 
-class _CaughtUp(NamedTuple):
+class _CaughtUpPartition(NamedTuple):
     """A partition whose log is committed in full and is complete at the follower."""
 
     partition: Partition
@@ -102,23 +102,23 @@ class _CaughtUp(NamedTuple):
 
 
 def _wake_partition(
-    session: Session, cursor: Cursor, leadership: Leadership, replica_id: int
+    session: FetchSession, cursor: FetchCursor, leadership: Leadership, replica_id: int
 ) -> None:
     """Put a quiet partition back into its session's next fetch."""
     leadership.refresh_follower(replica_id, session.broker_epoch, session.last_used_ms)
     session.activate(cursor)
 
 
-def replica_of(body: Any) -> int:
+def get_replica_id(body: Any) -> int:
     """Return the id of the broker that fetches, or -1 for a consumer."""
     state = getattr(body, "replica_state", None)
     return body.replica_id if state is None else state.replica_id
 
 
-def max_wait_ms(body: Any) -> int:
+def get_max_wait_ms(body: Any) -> int:
     """Return the longest wait of a fetch. A body with own tags has plain milliseconds."""
     plain: int | None = getattr(body, "max_wait_ms", None)
-    return codec.ms(body.max_wait) if plain is None else plain
+    return codec.to_ms(body.max_wait) if plain is None else plain
 
 
 class ReplicaFetches:
@@ -147,21 +147,19 @@ class ReplicaFetches:
 
         `refusal` returns the response to a broker that has lost its permission while it waited.
         """
-        self._replicas.follower_fetched(replica_id)
+        self._replicas.on_follower_fetch(replica_id)
         now_ms = self._clock.now_ms()
         session, incremental, cursors = self._sessions.begin(
             request.body, request.version, now_ms, follower=True
         )
-        fetch = ReplicaFetchRequest(
-            self._ports, request.body, replica_id, session, incremental, cursors
-        )
-        found = fetch.begin()
-        if found is not None:
-            return found
-        wait_ms = max_wait_ms(request.body)
+        fetch = FollowerFetch(self._ports, request.body, replica_id, session, incremental, cursors)
+        response = fetch.begin()
+        if response is not None:
+            return response
+        wait_ms = get_max_wait_ms(request.body)
         if fetch.throttled:
-            wait_ms = min(wait_ms, self._ports.throttle.wait_ms(now_ms))
-        if self._replicas.awaits_fetch(replica_id, now_ms):
+            wait_ms = min(wait_ms, self._ports.throttle.get_wait_ms(now_ms))
+        if self._replicas.is_fetch_awaited(replica_id, now_ms):
             wait_ms = min(wait_ms, AWAITED_FETCH_WAIT_MS)
         attempt, expire = fetch.attempt, fetch.expire
         if refusal is not None:
@@ -175,7 +173,7 @@ class ReplicaFetches:
         )
 
 
-class ReplicaFetchRequest:
+class FollowerFetch:
     """One fetch of a follower, and its position in the session."""
 
     __slots__ = (
@@ -196,9 +194,9 @@ class ReplicaFetchRequest:
         ports: FetchPorts,
         body: Any,
         replica_id: int,
-        session: Session | None,
+        session: FetchSession | None,
         incremental: bool,
-        cursors: list[Cursor],
+        cursors: list[FetchCursor],
     ) -> None:
         self._ports = ports
         self._replica_id = replica_id
@@ -209,7 +207,7 @@ class ReplicaFetchRequest:
         self._cursors = cursors
         self._max_bytes: int = body.max_bytes
         self._nothing_yet = True
-        self._waits = body.min_bytes > 0 and max_wait_ms(body) > 0
+        self._waits = body.min_bytes > 0 and get_max_wait_ms(body) > 0
         #: Whether the throttle left a partition out.
         self.throttled = False
 
@@ -222,33 +220,37 @@ class ReplicaFetchRequest:
         """Return the response if there is news, or if this broker leads a partition that the
         follower has yet to fetch."""
         results, has_news = self._read()
-        awaited = self._ports.followers.awaits_fetch(self._replica_id, self._ports.clock.now_ms())
+        awaited = self._ports.followers.is_fetch_awaited(
+            self._replica_id, self._ports.clock.now_ms()
+        )
         return self._respond(results) if has_news or awaited else None
 
     def expire(self) -> Body:
         return self._respond(self._read()[0])
 
-    def _read(self) -> tuple[list[tuple[Cursor, ReplicaFetched]], bool]:
+    def _read(self) -> tuple[list[tuple[FetchCursor, ReplicaFetchResult]], bool]:
         """Return the results of partitions that have any, and whether they need a response now."""
         find, now_ms = self._ports.partitions.find, self._ports.clock.now_ms()
-        left = self._max_bytes
+        bytes_left = self._max_bytes
         self._nothing_yet = True
         self._note(now_ms)
-        results: list[tuple[Cursor, ReplicaFetched]] = []
+        results: list[tuple[FetchCursor, ReplicaFetchResult]] = []
         has_news = False
-        for cursor in self._looked_at():
-            known: _CaughtUp | None = cursor.at_end
-            if known is not None and known.is_unchanged:
-                if known.leadership.refresh_follower(self._replica_id, self._broker_epoch, now_ms):
-                    offsets = (known.log_end_offset, known.log_start_offset)
+        for cursor in self._list_cursors():
+            caught_up: _CaughtUpPartition | None = cursor.at_end
+            if caught_up is not None and caught_up.is_unchanged:
+                if caught_up.leadership.refresh_follower(
+                    self._replica_id, self._broker_epoch, now_ms
+                ):
+                    offsets = (caught_up.log_end_offset, caught_up.log_start_offset)
                     if not self._incremental or cursor.last_sent != offsets:
-                        results.append((cursor, ReplicaFetched(ErrorCode.none, *offsets)))
+                        results.append((cursor, ReplicaFetchResult(ErrorCode.none, *offsets)))
                     elif self._session is not None:
-                        self._quieten(self._session, cursor, known)
+                        self._quieten(self._session, cursor, caught_up)
                     continue
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None:
-                found = ReplicaFetched(
+                fetched = ReplicaFetchResult(
                     ErrorCode.unknown_topic_id
                     if cursor.topic_id is not None
                     else ErrorCode.unknown_topic_or_partition
@@ -260,12 +262,14 @@ class ReplicaFetchRequest:
                     cursor.current_leader_epoch,
                     cursor.log_start_offset,
                 )
-                found = self._read_one(partition, position, min(left, cursor.max_bytes), now_ms)
-            cursor.at_end = self._caught_up(partition, cursor, found)
-            left -= len(found.records)
-            if found.error_code or found.diverging is not None or found.records:
+                fetched = self._read_one(
+                    partition, position, min(bytes_left, cursor.max_bytes), now_ms
+                )
+            cursor.at_end = self._make_caught_up(partition, cursor, fetched)
+            bytes_left -= len(fetched.records)
+            if fetched.error_code or fetched.diverging is not None or fetched.records:
                 has_news = True
-            results.append((cursor, found))
+            results.append((cursor, fetched))
         return results, has_news
 
     def _note(self, now_ms: int) -> None:
@@ -279,37 +283,39 @@ class ReplicaFetchRequest:
             for cursor in session.cursors.values():
                 session.activate(cursor)
 
-    def _looked_at(self) -> list[Cursor]:
+    def _list_cursors(self) -> list[FetchCursor]:
         """Return the partitions that are not quiet; all of them without a session."""
         session = self._session
         if session is None or session.active is None:
             return self._cursors
         return list(session.active.values())
 
-    def _quieten(self, session: Session, cursor: Cursor, known: _CaughtUp) -> None:
-        quiet_fetches = known.partition.quiet_fetches
-        other = quiet_fetches.pop(self._replica_id, None)
-        if other is not None:
+    def _quieten(
+        self, session: FetchSession, cursor: FetchCursor, caught_up: _CaughtUpPartition
+    ) -> None:
+        quiet_fetches = caught_up.partition.quiet_fetches
+        wake_other = quiet_fetches.pop(self._replica_id, None)
+        if wake_other is not None:
             # A partition that moves between fetcher tasks is in two sessions for a while. The
             # session that keeps it must not lose it.
-            other()
+            wake_other()
         session.deactivate(cursor)
         quiet_fetches[self._replica_id] = partial(
-            _wake_partition, session, cursor, known.leadership, self._replica_id
+            _wake_partition, session, cursor, caught_up.leadership, self._replica_id
         )
 
     def _read_one(
         self, partition: Partition, position: ReplicaFetch, max_bytes: int, now_ms: int
-    ) -> ReplicaFetched:
+    ) -> ReplicaFetchResult:
         """Read one partition. A throttled replica out of sync gets what its quota allows now."""
         throttle = self._ports.throttle
-        throttled = throttle.active and throttle.throttles(partition)
+        throttled = throttle.active and throttle.is_throttled(partition)
         left_out = False
         if throttled and self._replica_id not in partition.isr:
-            room = throttle.available_bytes(now_ms)
+            room = throttle.get_available_bytes(now_ms)
             left_out, max_bytes = not room, min(max_bytes, room)
             self.throttled |= left_out
-        found = partition.fetch_for_follower(
+        fetched = partition.fetch_for_follower(
             self._replica_id,
             self._broker_epoch,
             position,
@@ -317,16 +323,21 @@ class ReplicaFetchRequest:
             min_one=self._nothing_yet and not left_out,
             now_ms=now_ms,
         )
-        if found.records:
+        if fetched.records:
             self._nothing_yet = False
             if throttled:
-                throttle.record(len(found.records), now_ms)
-        return found
+                throttle.record(len(fetched.records), now_ms)
+        return fetched
 
-    def _caught_up(
-        self, partition: Partition | None, cursor: Cursor, found: ReplicaFetched
-    ) -> _CaughtUp | None:
-        if partition is None or found.error_code or found.diverging is not None or found.records:
+    def _make_caught_up(
+        self, partition: Partition | None, cursor: FetchCursor, fetched: ReplicaFetchResult
+    ) -> _CaughtUpPartition | None:
+        if (
+            partition is None
+            or fetched.error_code
+            or fetched.diverging is not None
+            or fetched.records
+        ):
             return None
         leadership, end = partition.leadership, partition.log.log_end_offset
         if leadership is None or self._replica_id not in partition.isr:
@@ -334,30 +345,30 @@ class ReplicaFetchRequest:
         if cursor.fetch_offset != end or partition.high_watermark != end:
             return None
         start = partition.log.log_start_offset
-        return _CaughtUp(partition, leadership, partition.isr, end, start)
+        return _CaughtUpPartition(partition, leadership, partition.isr, end, start)
 
-    def _respond(self, results: list[tuple[Cursor, ReplicaFetched]]) -> Body:
+    def _respond(self, results: list[tuple[FetchCursor, ReplicaFetchResult]]) -> Body:
         topics: dict[Any, _Entry] = {}
         session = self._session
-        for cursor, found in results:
-            offsets = (found.high_watermark, found.log_start_offset)
-            new = found.error_code or found.diverging is not None or found.records
+        for cursor, fetched in results:
+            offsets = (fetched.high_watermark, fetched.log_start_offset)
+            new = fetched.error_code or fetched.diverging is not None or fetched.records
             if self._incremental and not new and cursor.last_sent == offsets:
                 continue
-            cursor.last_sent = None if found.error_code else offsets
-            if session is not None and found.records:
+            cursor.last_sent = None if fetched.error_code else offsets
+            if session is not None and fetched.records:
                 session.rotate(cursor)
             entry: _Entry = {
                 "partition_index": cursor.index,
-                "error_code": found.error_code,
-                "high_watermark": found.high_watermark,
+                "error_code": fetched.error_code,
+                "high_watermark": fetched.high_watermark,
                 "last_stable_offset": -1,
-                "log_start_offset": found.log_start_offset,
+                "log_start_offset": fetched.log_start_offset,
                 "aborted_transactions": None,
-                "records": found.records,
+                "records": fetched.records,
             }
-            if found.diverging is not None:
-                entry["diverging_epoch"] = found.diverging._asdict()
+            if fetched.diverging is not None:
+                entry["diverging_epoch"] = fetched.diverging._asdict()
             topic = topics.get(cursor.topic_id or cursor.name)
             if topic is None:
                 topic = {"topic": cursor.name, "topic_id": cursor.topic_id, "partitions": []}

@@ -16,15 +16,15 @@ from shoal.log.remote import RemoteUnavailable
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.leadership import NOT_ELIGIBLE
-from shoal.replication.partition import Divergence, Partition, ReplicaFetched
+from shoal.replication.partition import Divergence, Partition, ReplicaFetchResult
 from shoal.replication.replica_fetcher import (
     FetchOutcome,
-    FetchRequest,
-    FetchResponse,
+    FetchSessionRequest,
+    FetchSessionResponse,
     Key,
     ReplicaFetcher,
 )
-from shoal.server.replication.isr_changes import broker_epoch
+from shoal.server.replication.isr_changes import get_broker_epoch
 from shoal.server.replication.leader_offsets import EARLIEST, LATEST, LeaderOffsets, LeaderRefused
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.network.links import Link
-    from shoal.server.network.peers import Peers
+    from shoal.server.network.peers import BrokerPeers
     from shoal.server.node import Node
     from shoal.server.replication.leader_offsets import RemoteStates
     from shoal.server.replication.log_maintenance import LogMaintenance
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 _RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
 
 
-class UnreachableLeaders(Protocol):
+class UnreachableLeadersPort(Protocol):
     """Notes which leaders answer (`cluster.unreachable_leaders`)."""
 
-    def disconnected(self, broker_id: int) -> None:
+    def on_disconnected(self, broker_id: int) -> None:
         """The connection to the broker broke."""
 
-    def connected(self, broker_id: int) -> None:
+    def on_connected(self, broker_id: int) -> None:
         """The broker has answered."""
 
 
@@ -73,9 +73,9 @@ class ReplicaFetcherManager:
         cache: MetadataCache,
         partitions: Partitions,
         *,
-        peers: Peers,
+        peers: BrokerPeers,
         throttle: ReplicationQuota,
-        leaders: UnreachableLeaders,
+        leaders: UnreachableLeadersPort,
         maintenance: LogMaintenance,
     ) -> None:
         self.node = node
@@ -96,7 +96,7 @@ class ReplicaFetcherManager:
         for task in self.tasks.values():
             task.stop()
 
-    def register(self, metrics: Metrics) -> None:
+    def register(self, metrics: MetricRegistry) -> None:
         """Add the metric."""
         metrics.add(
             "kafka_server_BrokerTopicMetrics_ReplicationBytesInPerSec_total",
@@ -112,9 +112,9 @@ class ReplicaFetcherManager:
         if before is not None and before.leader_id != leader_id:
             self.forget(partition)
         if leader_id >= 0:
-            key = self._task_key(leader_id, partition)
+            key = self._make_task_key(leader_id, partition)
             self._key_of[partition.key] = key
-            self._task(key).follow(partition)
+            self._get_task(key).follow(partition)
 
     def forget(self, partition: Partition) -> None:
         """Stop to fetch the partition."""
@@ -124,9 +124,9 @@ class ReplicaFetcherManager:
 
     def start(self) -> None:
         """Follow num.replica.fetchers in the metadata."""
-        self.cache.subscribe(self._metadata_changed)
+        self.cache.subscribe(self._on_metadata_changed)
 
-    def _metadata_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.broker_config_changed:
             self.resize()
 
@@ -137,9 +137,9 @@ class ReplicaFetcherManager:
             before = self._key_of.get(partition.key)
             if before is None:
                 continue
-            key = self._task_key(before.leader_id, partition)
+            key = self._make_task_key(before.leader_id, partition)
             if key != before:
-                task = self._task(key)
+                task = self._get_task(key)
                 self.tasks[before].fetcher.hand_over(partition, task.fetcher)
                 self._key_of[partition.key] = key
                 task.wake()
@@ -147,7 +147,7 @@ class ReplicaFetcherManager:
             if key.number:
                 self.tasks.pop(key).stop()
 
-    def starts_at_last_tiered(self, partition: Partition) -> bool:
+    def should_start_at_last_tiered(self, partition: Partition) -> bool:
         """Whether an empty replica begins behind the object store (KIP-1023)."""
         config = partition.log.config
         return (
@@ -157,12 +157,12 @@ class ReplicaFetcherManager:
             and bool(self.cache.image.broker_config["follower.fetch.last.tiered.offset.enable"])
         )
 
-    def _task_key(self, leader_id: int, partition: Partition) -> FetcherKey:
+    def _make_task_key(self, leader_id: int, partition: Partition) -> FetcherKey:
         count: int = self.cache.image.broker_config["num.replica.fetchers"]
         topic_id, index = partition.key
         return FetcherKey(leader_id, (crc32(topic_id.bytes) + index) % count)
 
-    def _task(self, key: FetcherKey) -> _FetcherTask:
+    def _get_task(self, key: FetcherKey) -> _FetcherTask:
         task = self.tasks.get(key)
         if task is None:
             task = self.tasks[key] = _FetcherTask(self, key.leader_id)
@@ -182,7 +182,7 @@ class _FetcherTask:
             backoff_max_ms=manager.node.config["replica.fetch.backoff.ms"],
             throttle=manager.throttle,
             on_synced=self._wakeup.set,
-            starts_at_last_tiered=manager.starts_at_last_tiered,
+            starts_at_last_tiered=manager.should_start_at_last_tiered,
         )
         self._link: Link | None = None
         #: The leader's broker epoch when the link was opened.
@@ -194,7 +194,7 @@ class _FetcherTask:
 
     def follow(self, partition: Partition) -> None:
         self.fetcher.follow(partition)
-        if self._link is not None and self._link_epoch != self._leader_epoch():
+        if self._link is not None and self._link_epoch != self._get_broker_epoch():
             # The leader has restarted. After a power loss its machine does not reset the old
             # connection, and a fetch would wait on it until replica.socket.timeout.ms.
             self._drop_link()
@@ -204,8 +204,8 @@ class _FetcherTask:
         """Check again which partitions to fetch."""
         self._wakeup.set()
 
-    def _leader_epoch(self) -> int:
-        return broker_epoch(self._manager.cache, self._leader_id)
+    def _get_broker_epoch(self) -> int:
+        return get_broker_epoch(self._manager.cache, self._leader_id)
 
     def stop(self) -> None:
         self._task.cancel()
@@ -218,7 +218,7 @@ class _FetcherTask:
         pause_ms = _RECONNECT_MS
         while True:
             now_ms = self._node.clock.now_ms()
-            request = self.fetcher.next_fetch(now_ms)
+            request = self.fetcher.build_next_fetch(now_ms)
             for partition in self.fetcher.begin_rebuilds():
                 self._begin(self._rebuild(partition, from_last_tiered=True))
             if request is None:
@@ -240,15 +240,15 @@ class _FetcherTask:
                 await asyncio.sleep(_RECONNECT_MAX_MS / 1000)
                 continue
             pause_ms = _RECONNECT_MS
-            self._manager.leaders.connected(self._leader_id)
+            self._manager.leaders.on_connected(self._leader_id)
             self._manager.bytes_in_total += sum(
-                len(found.records) for found in response.partitions.values()
+                len(fetched.records) for fetched in response.partitions.values()
             )
             self._apply_outcome(self.fetcher.complete_fetch(response, self._node.clock.now_ms()))
 
     async def _wait(self, now_ms: int) -> None:
         """Wait until a partition is added or synced, or until a back-off ends."""
-        due_ms = self.fetcher.next_due_ms()
+        due_ms = self.fetcher.find_next_due_ms()
         timeout_s = None if due_ms is None else max(0.001, (due_ms - now_ms) / 1000)
         if due_ms is not None and due_ms <= now_ms:
             timeout_s = 0.5  # A partition waits for its disk.
@@ -266,23 +266,23 @@ class _FetcherTask:
 
     async def _request(self, api_key: ApiKey, fields: dict[str, Any]) -> Any:
         peers, config = self._manager.peers, self._node.config
-        address = peers.address_of(self._leader_id)
+        address = peers.find_address(self._leader_id)
         if self._link is None or self._link.address != address:
             self._drop_link()
             if address is None:
                 raise ClientError(f"broker {self._leader_id} is not registered")
-            self._link = peers.link(
+            self._link = peers.make_link(
                 address,
                 config["replica.socket.timeout.ms"],
-                on_lost=lambda: self._manager.leaders.disconnected(self._leader_id),
+                on_lost=lambda: self._manager.leaders.on_disconnected(self._leader_id),
             )
-            self._link_epoch = self._leader_epoch()
+            self._link_epoch = self._get_broker_epoch()
         return await self._link.request(api_key, fields)
 
-    async def _fetch(self, request: FetchRequest) -> FetchResponse:
+    async def _fetch(self, request: FetchSessionRequest) -> FetchSessionResponse:
         config = self._node.config
         partition_max_bytes = config["replica.fetch.max.bytes"]
-        throttled_bytes = self._throttled_bytes(request)
+        throttled_bytes = self._allot_throttled_bytes(request)
         topics: dict[UUID, list[dict[str, Any]]] = {}
         for (topic_id, index), position in request.partitions:
             entry = {
@@ -302,7 +302,7 @@ class _FetcherTask:
         fields = {
             "replica_state": {
                 "replica_id": self._node.id,
-                "replica_epoch": broker_epoch(self._manager.cache, self._node.id),
+                "replica_epoch": get_broker_epoch(self._manager.cache, self._node.id),
             },
             "max_wait_ms": config["replica.fetch.wait.max.ms"],
             "min_bytes": config["replica.fetch.min.bytes"],
@@ -314,19 +314,21 @@ class _FetcherTask:
                 {"topic_id": t, "partitions": indexes} for t, indexes in forgotten.items()
             ],
         }
-        return _response(await self._request(ApiKey.FETCH, fields))
+        return _parse_response(await self._request(ApiKey.FETCH, fields))
 
-    def _throttled_bytes(self, request: FetchRequest) -> dict[Key, int]:
+    def _allot_throttled_bytes(self, request: FetchSessionRequest) -> dict[Key, int]:
         """Return the bytes that each throttled partition out of sync may fetch now. Together they
         take what the throttle has left; the leader sends at least one batch."""
         manager, node = self._manager, self._node
         throttle = manager.throttle
         if not throttle.active:
             return {}
-        found = [manager.partitions.get(*key) for key, _ in request.partitions]
-        keys = [p.key for p in found if p and node.id not in p.isr and throttle.throttles(p)]
+        partitions = [manager.partitions.get(*key) for key, _ in request.partitions]
+        keys = [
+            p.key for p in partitions if p and node.id not in p.isr and throttle.is_throttled(p)
+        ]
         return dict.fromkeys(
-            keys, throttle.available_bytes(node.clock.now_ms()) // max(1, len(keys))
+            keys, throttle.get_available_bytes(node.clock.now_ms()) // max(1, len(keys))
         )
 
     def _apply_outcome(self, outcome: FetchOutcome) -> None:
@@ -352,18 +354,18 @@ class _FetcherTask:
         self._listing.add(task)
         task.add_done_callback(self._listing.discard)
 
-    def _offsets(self, partition: Partition) -> LeaderOffsets:
+    def _make_leader_offsets(self, partition: Partition) -> LeaderOffsets:
         return LeaderOffsets(self._manager.peers, self._node.id, self._leader_id, partition)
 
     async def _list_offsets(self, partition: Partition) -> None:
         """Request the start and end offsets of the leader's log."""
         epoch = partition.leader_epoch
-        found = {EARLIEST: -1, LATEST: -1}
+        offset_by_timestamp = {EARLIEST: -1, LATEST: -1}
         code = ErrorCode.none
-        offsets = self._offsets(partition)
+        offsets = self._make_leader_offsets(partition)
         try:
-            for timestamp in found:
-                found[timestamp] = (await offsets.list(timestamp)).offset
+            for timestamp in offset_by_timestamp:
+                offset_by_timestamp[timestamp] = (await offsets.list(timestamp)).offset
         except LeaderRefused as error:
             code = error.code
         except ClientError:
@@ -371,7 +373,12 @@ class _FetcherTask:
         now_ms = self._node.clock.now_ms()
         self._apply_outcome(
             self.fetcher.complete_list_offsets(
-                partition, epoch, code, found[EARLIEST], found[LATEST], now_ms
+                partition,
+                epoch,
+                code,
+                offset_by_timestamp[EARLIEST],
+                offset_by_timestamp[LATEST],
+                now_ms,
             )
         )
         self._wakeup.set()
@@ -382,22 +389,22 @@ class _FetcherTask:
         try:
             if remote is None:
                 raise RemoteUnavailable("set remote.log.storage.system.enable on this broker")
-            offsets = self._offsets(partition)
-            found = await offsets.rebuild(remote, from_last_tiered=from_last_tiered)
+            offsets = self._make_leader_offsets(partition)
+            rebuild = await offsets.rebuild(remote, from_last_tiered=from_last_tiered)
         except (ClientError, LeaderRefused, OSError) as error:
-            self._rebuild_failed(partition, error)
+            self._on_rebuild_failed(partition, error)
         except Exception as error:
             # A bug. Without another attempt the replica would never be in sync again.
-            self._rebuild_failed(partition, error, exc_info=error)
+            self._on_rebuild_failed(partition, error, exc_info=error)
         else:
             self._failing.discard(partition.key)
             now_ms = self._node.clock.now_ms()
             self._apply_outcome(
-                self.fetcher.complete_rebuild(partition, epoch, *found, now_ms=now_ms)
+                self.fetcher.complete_rebuild(partition, epoch, *rebuild, now_ms=now_ms)
             )
         self._wakeup.set()
 
-    def _rebuild_failed(
+    def _on_rebuild_failed(
         self, partition: Partition, error: Exception, exc_info: Exception | None = None
     ) -> None:
         self.fetcher.fail_rebuild(partition, self._node.clock.now_ms())
@@ -412,12 +419,12 @@ class _FetcherTask:
             )
 
 
-def _response(answer: Any) -> FetchResponse:
-    found: dict[Key, ReplicaFetched] = {}
+def _parse_response(answer: Any) -> FetchSessionResponse:
+    partitions: dict[Key, ReplicaFetchResult] = {}
     for topic in answer.responses:
         for entry in topic.partitions:
             diverging = entry.diverging_epoch
-            found[(topic.topic_id, entry.partition_index)] = ReplicaFetched(
+            partitions[(topic.topic_id, entry.partition_index)] = ReplicaFetchResult(
                 ErrorCode(entry.error_code),
                 entry.high_watermark,
                 entry.log_start_offset,
@@ -426,4 +433,4 @@ def _response(answer: Any) -> FetchResponse:
                 else None,
                 entry.records or b"",
             )
-    return FetchResponse(ErrorCode(answer.error_code), answer.session_id, found)
+    return FetchSessionResponse(ErrorCode(answer.error_code), answer.session_id, partitions)

@@ -75,15 +75,15 @@ class ReplicaManager:
         self._ran_s = self._ran_before_s = node.loop.time()
         #: Partitions that were found cut off since the last heartbeat.
         self._found_cut_off: set[Key] = set()
-        partitions.on_registered(self._registered)
-        partitions.on_removed(self._removed)
+        partitions.on_registered(self._on_registered)
+        partitions.on_removed(self._on_removed)
 
     def start(self) -> None:
         """Follow the metadata, which has been read, and look for followers that lag."""
         self._running = self._node.loop.call_later(0, self._run)
         self.fetchers.start()
         config = self._node.config
-        self._node.timers.every(
+        self._node.timers.call_every(
             lambda: max(100, config["replica.lag.time.max.ms"] // 2), self._tick
         )
 
@@ -95,19 +95,19 @@ class ReplicaManager:
 
     # Roles
 
-    def _registered(self, partition: Partition) -> None:
+    def _on_registered(self, partition: Partition) -> None:
         """Follow the partition's leader, or wait for the followers of a partition led here."""
         self.fetchers.follow_leader(partition)
         if partition.is_leader and partition.leadership is not None:
             self._await_followers(partition)
 
-    def _removed(self, partition: Partition) -> None:
+    def _on_removed(self, partition: Partition) -> None:
         self.fetchers.forget(partition)
         self._isr_changes.discard(partition)
 
     # Followers that no longer fetch
 
-    def follower_fetched(self, replica_id: int) -> None:
+    def on_follower_fetch(self, replica_id: int) -> None:
         """Note a fetch of that broker.
 
         While this broker was frozen, fetches waited in its sockets, and the followers may have gone
@@ -131,17 +131,17 @@ class ReplicaManager:
         """
         if partition.leadership is None or not self._session.is_lost:
             return False
-        if self._session.is_put_out or self._misses_follower(partition):
+        if self._session.is_put_out or self._is_follower_missing(partition):
             self._found_cut_off.add(partition.key)
             return True
         return False
 
-    def _misses_follower(self, partition: Partition) -> bool:
+    def _is_follower_missing(self, partition: Partition) -> bool:
         """Whether an in-sync follower has been silent for broker.session.timeout.ms."""
         node = self._node
-        since = node.loop.time() - node.config["broker.session.timeout.ms"] / 1000
+        cutoff = node.loop.time() - node.config["broker.session.timeout.ms"] / 1000
         return any(
-            replica != node.id and self._last_fetch_s.get(replica, 0.0) < since
+            replica != node.id and self._last_fetch_s.get(replica, 0.0) < cutoff
             for replica in partition.isr
         )
 
@@ -154,10 +154,10 @@ class ReplicaManager:
     def retry_cut_off(self) -> None:
         """Retry the requests that wait for partitions that are cut off, or were found so since the
         last call: a write is refused now, and a fetch may get records again."""
-        found, self._found_cut_off = self._found_cut_off, set()
+        keys, self._found_cut_off = self._found_cut_off, set()
         if self._session.is_lost:
-            found |= {p.key for p in self._partitions if self.is_cut_off(p)}
-        for key in found:
+            keys |= {p.key for p in self._partitions if self.is_cut_off(p)}
+        for key in keys:
             self._purgatory.wake(key)
 
     def _await_followers(self, partition: Partition) -> None:
@@ -168,7 +168,7 @@ class ReplicaManager:
                 self._awaited_fetches.setdefault(replica, {})[partition.key] = until_ms
                 self._purgatory.wake(("replica", replica))
 
-    def awaits_fetch(self, replica_id: int, now_ms: int) -> bool:
+    def is_fetch_awaited(self, replica_id: int, now_ms: int) -> bool:
         """Whether that broker has yet to fetch a partition in its leader epoch."""
         awaited = self._awaited_fetches.get(replica_id)
         if not awaited:

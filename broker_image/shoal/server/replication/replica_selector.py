@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SELECTOR = "RackAwareReplicaSelector"
 
 
-def replica_for(
+def select_replica(
     image: MetadataImage, partition: Partition, rack: str, fetch_offset: int
 ) -> int | None:
     """Return the follower that a client in `rack` should read from; None for the leader."""
@@ -26,7 +26,7 @@ def replica_for(
     own = brokers.get(partition.node_id)
     if own is not None and own.rack == rack:
         return None
-    there = [
+    candidates = [
         replica
         for replica, follower in leadership.followers.items()
         if replica in partition.isr
@@ -35,4 +35,4 @@ def replica_for(
         and follower.log_start_offset <= fetch_offset <= follower.log_end_offset
     ]
     # The replica with the highest log end offset; among equals the first in replica order.
-    return max(there, key=lambda r: leadership.followers[r].log_end_offset, default=None)
+    return max(candidates, key=lambda r: leadership.followers[r].log_end_offset, default=None)

@@ -9,7 +9,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.log.search import within
+from shoal.log.search import find_in_batch
 from shoal.record.batch import read_header
 from shoal.record.compression import OutputFull
 
@@ -34,9 +34,9 @@ async def find_since(
         await asyncio.sleep(0)
         next_offset, batch = log.search(timestamp_ms, next_offset, max_offset)
         if batch:
-            found = await _look_into(worker, batch, timestamp_ms, log.log_start_offset)
-            if found is not None:
-                return found if max_offset is None or found.offset < max_offset else None
+            result = await _look_into(worker, batch, timestamp_ms, log.log_start_offset)
+            if result is not None:
+                return result if max_offset is None or result.offset < max_offset else None
     return None
 
 
@@ -45,7 +45,7 @@ async def _look_into(
 ) -> TimestampOffset | None:
     if read_header(batch).record_count <= TURN_RECORDS_MAX:
         try:
-            return within(batch, timestamp_ms, start, bytes_max=TURN_BYTES_MAX)
+            return find_in_batch(batch, timestamp_ms, start, bytes_max=TURN_BYTES_MAX)
         except OutputFull:
             pass
-    return await worker.submit(partial(within, batch, timestamp_ms, start))
+    return await worker.submit(partial(find_in_batch, batch, timestamp_ms, start))

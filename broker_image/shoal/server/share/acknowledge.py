@@ -13,10 +13,11 @@ import asyncio
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.coordinator.share.bulk import accepted_records
+from shoal.coordinator.share.bulk import count_accepted
 from shoal.coordinator.share.states import ACCEPT, AcknowledgeType
-from shoal.protocol.errors import ErrorCode
-from shoal.server.share.leader import Phase
+from shoal.protocol.errors import ErrorCode, WireError
+from shoal.protocol.reasons import ENCODED_BYTES_MAX, REASON_BYTES_MAX, decode_reason
+from shoal.server.share.leader import LeaderPhase
 from shoal.server.share.state_write import Failure, Waiter
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _INVALID = ErrorCode.invalid_request
 _RENEW = int(AcknowledgeType.RENEW)
 _ACCEPT = bytes((ACCEPT,))
 _RELEASE = bytes((AcknowledgeType.RELEASE,))
+_FAILED = bytes((AcknowledgeType.RELEASE, AcknowledgeType.REJECT))
 #: The acknowledge types of a batch.
 _TYPES = itemgetter(2)
 _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
@@ -52,7 +54,7 @@ class AcknowledgedPartition(Protocol):
     """A share partition, as far as acknowledgements use it."""
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> LeaderPhase:
         """Whether it is served."""
 
     @property
@@ -74,20 +76,20 @@ class AcknowledgedPartitions(Protocol):
     def find(self, group_id: str, topic_id: UUID, index: int) -> AcknowledgedPartition | None:
         """A share partition that is loaded or loading."""
 
-    def unknown(self, topic_id: UUID) -> Failure:
+    def make_unknown_failure(self, topic_id: UUID) -> Failure:
         """Why records of a share partition that is not served cannot be acknowledged."""
 
 
-class Acks:
+class PendingAcknowledgements:
     """The acknowledgements of one request."""
 
     __slots__ = (
-        "_left",
+        "_on_applied",
         "_on_settled",
+        "_pending_count",
         "_permits",
-        "_rest",
+        "_remaining",
         "_service",
-        "_then",
         "failures",
         "partitions",
     )
@@ -100,10 +102,10 @@ class Acks:
         """`permits` decides which topics the member may read; None for all."""
         self._service = service
         self._permits = permits
-        self._left = 0
+        self._pending_count = 0
         #: Batches that are to be applied, the last first.
-        self._rest: list[tuple[UUID, int, Sequence[AcknowledgementBatch]]] = []
-        self._then: Callable[[], None] | None = None
+        self._remaining: list[tuple[UUID, int, Sequence[AcknowledgementBatch]]] = []
+        self._on_applied: Callable[[], None] | None = None
         #: The share partitions with acknowledgements, and their failures.
         self.partitions: list[tuple[UUID, int]] = []
         self.failures: dict[tuple[UUID, int], Failure] = {}
@@ -112,9 +114,9 @@ class Acks:
     @property
     def settled(self) -> bool:
         """Whether all writes have a result."""
-        return self._left == 0
+        return self._pending_count == 0
 
-    def when_settled(self, call: Callable[[], None]) -> None:
+    def on_settled(self, call: Callable[[], None]) -> None:
         """Call `call` once, when the last write has a result. `settled` must be false."""
         self._on_settled = call
 
@@ -128,35 +130,35 @@ class Acks:
         is_renew: bool,
     ) -> None:
         """Acknowledge all partitions of a request, each individually."""
-        self._rest = [
+        self._remaining = [
             (topic_id, index, batches)
             for topic_id, partitions in reversed(topics)
             for index, batches in reversed(partitions)
             if batches
         ]
-        if self._rest:
-            self._left += 1
+        if self._remaining:
+            self._pending_count += 1
             self._apply_rest(_AckRequest(group_id, member_id, version, is_renew))
 
-    def then(self, call: Callable[[], None]) -> None:
+    def on_applied(self, call: Callable[[], None]) -> None:
         """Call `call` when all is applied, now if it is."""
-        if self._rest:
-            self._then = call
+        if self._remaining:
+            self._on_applied = call
         else:
             call()
 
     def _apply_rest(self, request: _AckRequest) -> None:
-        done, rest = 0, self._rest
-        while rest:
-            if done >= STEP_TYPES:
+        count, remaining = 0, self._remaining
+        while remaining:
+            if count >= STEP_TYPES:
                 asyncio.get_running_loop().call_soon(self._apply_rest, request)
                 return
-            topic_id, index, batches = rest.pop()
+            topic_id, index, batches = remaining.pop()
             self._apply(request, topic_id, index, batches)
-            alike = len(batches) > 1 and accepted_records(batches) is not None
-            done += len(batches) if alike else sum(map(len, map(_TYPES, batches)))
-        if self._then is not None:
-            self._then()
+            alike = len(batches) > 1 and count_accepted(batches) is not None
+            count += len(batches) if alike else sum(map(len, map(_TYPES, batches)))
+        if self._on_applied is not None:
+            self._on_applied()
         self._settle()
 
     def _apply(
@@ -169,16 +171,18 @@ class Acks:
         service, key = self._service, (topic_id, index)
         self.partitions.append(key)
         leader = service.find(request.group_id, topic_id, index)
-        failure = misuse(batches, version=request.version, is_renew=request.is_renew)
+        failure = validate(batches, version=request.version, is_renew=request.is_renew)
         if failure is None and self._permits is not None and not self._permits(topic_id):
             failure = Failure(ErrorCode.topic_authorization_failed)
-        if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
-            failure = service.unknown(topic_id)
+        if failure is None and (leader is None or leader.phase is not LeaderPhase.ACTIVE):
+            failure = service.make_unknown_failure(topic_id)
         if failure is None and leader is not None:
-            self._left += 1
-            failure = leader.acknowledge(request.member_id, batches, self._waiter(key, batches))
+            self._pending_count += 1
+            failure = leader.acknowledge(
+                request.member_id, batches, self._make_waiter(key, batches)
+            )
             if failure is not None:
-                self._left -= 1
+                self._pending_count -= 1
         if failure is not None:
             self.failures[key] = failure
         if leader is not None:
@@ -187,26 +191,26 @@ class Acks:
 
     def _settle(self) -> None:
         """Decrement the pending count."""
-        self._left -= 1
-        if self._left == 0 and self._on_settled is not None:
+        self._pending_count -= 1
+        if self._pending_count == 0 and self._on_settled is not None:
             # Forget the caller, which holds these acknowledgements, so that both are freed at once.
             on_settled, self._on_settled = self._on_settled, None
             on_settled()
 
-    def _waiter(
+    def _make_waiter(
         self, key: tuple[UUID, int], batches: Sequence[AcknowledgementBatch]
     ) -> Callable[[Failure | None], None]:
-        def written(failure: Failure | None) -> None:
-            if failure is None:
+        def on_written(failure: Failure | None) -> None:
+            if failure is None or failure.code is ErrorCode.none:
                 count_by_type(self._service.acknowledged, batches)
-            else:
+            if failure is not None:
                 self.failures[key] = failure
             self._settle()
 
-        return written
+        return on_written
 
 
-def misuse(
+def validate(
     batches: Sequence[AcknowledgementBatch], *, version: int, is_renew: bool
 ) -> Failure | None:
     """Return what is wrong with acknowledgements themselves. These are Kafka's checks, in its
@@ -214,13 +218,13 @@ def misuse(
     all_accept = (
         len(batches[0]) == 3 and batches[0][2] == _ACCEPT and 0 <= batches[0][0] <= batches[0][1]
         if len(batches) == 1
-        else accepted_records(batches) is not None
+        else count_accepted(batches) is not None
     )
     if all_accept:
         return None
     highest = _TYPE_MAX[version >= 2]
     previous = -1
-    for first, last, types, *delay_ms in batches:
+    for first, last, types, *extensions in batches:
         if first > last:
             return Failure(_INVALID, f"The first offset {first} is above the last offset {last}.")
         if first <= previous:
@@ -239,15 +243,36 @@ def misuse(
             return Failure(_INVALID, f"Version {version} has no acknowledge type {largest}.")
         if largest == _RENEW and not is_renew:
             return Failure(_INVALID, "Renewals need IsRenewAck.")
-        if delay_ms and (delay_ms[0] < 0 or types.strip(_RELEASE)):
-            return Failure(_INVALID, "Only a release can have a delay, and it is not negative.")
+        if extensions and (refusal := _validate_extensions(types, *extensions)):
+            return refusal
         previous = last
+    return None
+
+
+def _validate_extensions(types: bytes, delay_ms: int | None, reason: bytes = b"") -> Failure | None:
+    """Return what is wrong with the delay or the reason of a batch."""
+    if delay_ms is not None and (delay_ms < 0 or types.strip(_RELEASE)):
+        return Failure(_INVALID, "Only a release can have a delay, and it is not negative.")
+    if not reason:
+        return None
+    if types.strip(_FAILED):
+        return Failure(_INVALID, "Only a release or a rejection can have a reason.")
+    if len(reason) > ENCODED_BYTES_MAX:
+        return Failure(
+            _INVALID,
+            f"A reason may have {REASON_BYTES_MAX} bytes of text at most; this one takes"
+            f" {len(reason)}.",
+        )
+    try:
+        decode_reason(reason)
+    except WireError as error:
+        return Failure(_INVALID, str(error))
     return None
 
 
 def count_by_type(acknowledged: Counter[int], batches: Sequence[AcknowledgementBatch]) -> None:
     """Add acknowledged records to a count by type."""
-    accepted = accepted_records(batches) if len(batches) > 1 else None
+    accepted = count_accepted(batches) if len(batches) > 1 else None
     if accepted is not None:
         acknowledged[ACCEPT] += accepted
         return

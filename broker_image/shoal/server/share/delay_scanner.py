@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.protocol.errors import ApiError
 from shoal.record.batch import CorruptBatch
-from shoal.server.share.leader import Phase, ShareLeader
+from shoal.server.share.leader import LeaderPhase, ShareLeader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 INTERVAL_MS = 1000
 
 
-class SharePartitions(Protocol):
+class ScannerPartitionsPort(Protocol):
     """The share partitions of one broker, as far as the scanner uses them."""
 
     @property
     def draining(self) -> bool:
         """Whether the broker hands over its partitions."""
 
-    def unloaded(self) -> Iterator[tuple[str, Partition, int]]:
+    def iterate_unloaded(self) -> Iterator[tuple[str, Partition, int]]:
         """Group, partition and persisted lag of those that are not loaded."""
 
     def lead(self, group_id: str, topic_id: UUID, index: int) -> object:
         """Load one."""
 
-    def loaded_of(self, group_id: str) -> Iterable[ShareLeader]:
+    def list_loaded(self, group_id: str) -> Iterable[ShareLeader]:
         """The loaded share partitions of a group."""
 
 
@@ -50,7 +50,7 @@ class DelayScanner:
     """Owns the queue of share partitions to scan."""
 
     def __init__(
-        self, node: Node, settings: ShareGroupSettings, partitions: SharePartitions
+        self, node: Node, settings: ShareGroupSettings, partitions: ScannerPartitionsPort
     ) -> None:
         self._node, self._settings, self._partitions = node, settings, partitions
         #: Groups that had a delay when their configs were read last, in that order.
@@ -71,21 +71,21 @@ class DelayScanner:
     def _arm(self) -> None:
         if not self._armed and self._groups:
             self._armed = True
-            self._node.timers.at(self._node.clock.now_ms() + INTERVAL_MS, self._tick)
+            self._node.timers.call_at(self._node.clock.now_ms() + INTERVAL_MS, self._tick)
 
     def _tick(self) -> None:
         self._armed = False
         partitions = self._partitions
         for group_id in list(self._groups):
-            policy = self._settings.of(group_id).selection
+            policy = self._settings.get(group_id).selection
             if policy is None or not policy.delay_max_ms:
                 del self._groups[group_id]
         if not partitions.draining and not self._queue:
-            for group_id, partition, lag in list(partitions.unloaded()):
+            for group_id, partition, lag in list(partitions.iterate_unloaded()):
                 if lag and group_id in self._groups:
                     partitions.lead(group_id, *partition.key)
             for group_id in self._groups:
-                self._queue += partitions.loaded_of(group_id)
+                self._queue += partitions.list_loaded(group_id)
             self._step()
         self._arm()
 
@@ -94,7 +94,7 @@ class DelayScanner:
         if not self._queue:
             return
         leader = self._queue.popleft()
-        if leader.phase is Phase.ACTIVE and not self._partitions.draining:
+        if leader.phase is LeaderPhase.ACTIVE and not self._partitions.draining:
             policy = leader.settings.selection
             try:
                 if policy is not None and policy.delay_max_ms and leader.needs_scan():

@@ -37,36 +37,36 @@ class DlqRateLimit:
         if rate is None:
             rate = self._rates[group_id] = DeadLetterRate()
         rate.note(self._node.clock.now_ms(), dead_letters)
-        limit = self._settings.of(group_id).flood_per_minute
+        limit = self._settings.get(group_id).flood_per_minute
         if limit and self.is_exceeded(group_id, limit) and group_id not in self._stopped:
             self._stopped.add(group_id)
             self._node.log.warning(
                 "delivery to a group is held: its dead letters flood",
                 group=group_id,
-                dead_letters_last_minute=self.last_minute(group_id),
+                dead_letters_last_minute=self.count_last_minute(group_id),
                 limit=limit,
             )
             self._check_again(group_id)
 
     def is_exceeded(self, group_id: str, limit: int) -> bool:
         """Whether the group had `limit` dead letters or more in the last minute; 0 is no limit."""
-        return limit > 0 and self.last_minute(group_id) >= limit
+        return limit > 0 and self.count_last_minute(group_id) >= limit
 
-    def last_minute(self, group_id: str) -> int:
+    def count_last_minute(self, group_id: str) -> int:
         """Return the number of the group's dead letters in the last minute."""
         rate = self._rates.get(group_id)
-        return 0 if rate is None else rate.total(self._node.clock.now_ms())
+        return 0 if rate is None else rate.get_total(self._node.clock.now_ms())
 
-    def groups(self) -> list[str]:
+    def list_groups(self) -> list[str]:
         """Return the groups that had dead letters since the start."""
         return list(self._rates)
 
     def _check_again(self, group_id: str) -> None:
         now_ms = self._node.clock.now_ms()
-        limit = self._settings.of(group_id).flood_per_minute
-        ends_ms = self._rates[group_id].ends_ms(now_ms, limit)
+        limit = self._settings.get(group_id).flood_per_minute
+        ends_ms = self._rates[group_id].find_end_ms(now_ms, limit)
         if ends_ms is not None:
-            self._node.timers.at(ends_ms, lambda: self._check_again(group_id))
+            self._node.timers.call_at(ends_ms, lambda: self._check_again(group_id))
             return
         self._stopped.discard(group_id)
         self._node.log.info("delivery to a group goes on: the flood has passed", group=group_id)

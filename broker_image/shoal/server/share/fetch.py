@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from shoal.coordinator.share.acquisition import Wanted
+from shoal.coordinator.share.acquisition import AcquireRequest
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
-from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
-from shoal.record.batch import HEADER_SIZE, headers
+from shoal.protocol.share import ShareFetchPartition, ShareFetchRequest, write_fetch
+from shoal.record.batch import HEADER_SIZE, iter_headers
 from shoal.security.acls import Operation, ResourceType
 from shoal.server.authorization import CHANGES
 from shoal.server.network.deferred import DeferredResponse
-from shoal.server.network.error_counts import counted
-from shoal.server.network.responses import leader_endpoints
-from shoal.server.share.leader import Phase, ShareLeader
+from shoal.server.network.error_counts import make_counted_body
+from shoal.server.network.responses import list_leader_endpoints
+from shoal.server.share.leader import LeaderPhase, ShareLeader
 from shoal.server.share.state_write import Failure
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.metadata.image import MetadataImage
-    from shoal.server.authorization import Access
+    from shoal.server.authorization import AccessControl
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics
-    from shoal.server.metrics.share_meters import Mean, ShareTopicMeter
+    from shoal.server.metrics.registry import MetricRegistry
+    from shoal.server.metrics.share_meters import GroupedMean, ShareTopicMeter
     from shoal.server.network.api import Answer, Body, Peer, Request
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.network.response_limits import ResponseLimits
     from shoal.server.node import Node
-    from shoal.server.share.acknowledge import Acks
+    from shoal.server.share.acknowledge import PendingAcknowledgements
     from shoal.server.share.member_sessions import MemberSessions
 
 RECORD_LIMIT = 1
@@ -54,26 +54,26 @@ _Key = tuple[UUID, int]
 class FetchQuotas(Protocol):
     """Client quotas on fetched bytes."""
 
-    def fetch_bytes_max(self, request: Request) -> int | None:
+    def compute_fetch_bytes_max(self, request: Request) -> int | None:
         """Bytes that a client may fetch now; None without a quota."""
 
 
-class SharePartitions(Protocol):
+class FetchPartitionsPort(Protocol):
     """The share partitions of one broker and their meters, as far as fetches use them."""
 
     sessions: MemberSessions
     waiting_fetches: int
     expired_fetches: int
-    acquire_times: Mean
-    fetch_ratios: Mean
+    acquire_times: GroupedMean
+    fetch_ratios: GroupedMean
 
     def lead(self, group_id: str, topic_id: UUID, index: int) -> ShareLeader | Failure:
         """The share partition, loading if it was not loaded, or why it is not served here."""
 
-    def topic(self, topic_id: UUID) -> ShareTopicMeter | None:
+    def get_topic_meter(self, topic_id: UUID) -> ShareTopicMeter | None:
         """The meter of a topic that exists."""
 
-    def settings(self, group_id: str) -> ShareSettings:
+    def get_settings(self, group_id: str) -> ShareSettings:
         """The group's configs in force."""
 
 
@@ -84,13 +84,15 @@ class FetchServices:
     node: Node
     cache: MetadataCache
     purgatory: Purgatory
-    metrics: Metrics
+    metrics: MetricRegistry
     quotas: FetchQuotas
-    partitions: SharePartitions
+    partitions: FetchPartitionsPort
     response_limits: ResponseLimits
-    access: Access
+    access: AccessControl
 
-    def answer(self, request: Request, session: ShareSession, acks: Acks) -> Answer:
+    def answer(
+        self, request: Request, session: ShareSession, acks: PendingAcknowledgements
+    ) -> Answer:
         """Fetch for a member. `acks` are the request's acknowledgements."""
         return ShareFetch(self, request, session, acks).answer()
 
@@ -112,6 +114,7 @@ class ShareFetch:
 
     __slots__ = (
         "_acks",
+        "_acquire_request",
         "_answer",
         "_begun_ms",
         "_entries",
@@ -125,28 +128,31 @@ class ShareFetch:
         "_peer",
         "_request",
         "_room",
-        "_sent",
+        "_sent_request",
         "_services",
         "_session",
-        "_wanted",
     )
 
     def __init__(
-        self, services: FetchServices, request: Request, session: ShareSession, acks: Acks
+        self,
+        services: FetchServices,
+        request: Request,
+        session: ShareSession,
+        acks: PendingAcknowledgements,
     ) -> None:
         body: ShareFetchRequest = request.body
         self._services = services
         self._request = body
-        self._sent = request
+        self._sent_request = request
         #: The changes of permissions that it has seen; None without an authorizer.
         self._generation = services.access.generation if services.access.enabled else None
         self._peer = request.peer
-        self._room = services.quotas.fetch_bytes_max(request)
+        self._room = services.quotas.compute_fetch_bytes_max(request)
         self._session = session
         self._acks = acks
         self._begun_ms = services.node.clock.now_ms()
         self._is_first = body.share_session_epoch == INITIAL_EPOCH
-        self._wanted = Wanted(
+        self._acquire_request = AcquireRequest(
             session.member_id,
             body.max_records,
             body.batch_size,
@@ -154,9 +160,9 @@ class ShareFetch:
             bool(body.share_acquire_mode & HEADERS_ONLY),
         )
         session.reassigned = False
-        self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
+        self._keys = self._rotate(list(session.partitions), body.share_session_epoch)
         #: The entries of the answer; None while the fetch waits.
-        self._entries: dict[_Key, PartitionRecords] | None = None
+        self._entries: dict[_Key, ShareFetchPartition] | None = None
         #: The error of the whole request, if a change of permissions refuses it.
         self._error: ErrorCode | None = None
         self._locks: list[tuple[ShareLeader, int]] = []
@@ -166,7 +172,7 @@ class ShareFetch:
         self._parked: DeferredResponse | None = None
 
     @staticmethod
-    def _rotated(keys: list[_Key], epoch: int) -> list[_Key]:
+    def _rotate(keys: list[_Key], epoch: int) -> list[_Key]:
         """Begin with another partition each time, so that none is always served last."""
         turn = epoch % len(keys) if keys else 0
         return keys[turn:] + keys[:turn]
@@ -174,32 +180,32 @@ class ShareFetch:
     def answer(self) -> Answer:
         """The response, or the future of it."""
         body = self._request
-        if self._fetches_nothing():
-            self._entries = self._refusals()
+        if self._is_empty_fetch():
+            self._entries = self._build_refusals()
         elif self._collect(must=False):
             self._entries = self._entries or {}
         elif body.max_wait_ms <= 0:
             self._collect(must=True)
         else:
             self._parked = self._services.purgatory.park_fetch(
-                keys=self._wake_keys(),
+                keys=self._list_wake_keys(),
                 attempt=self._attempt,
                 expire=self._expire,
                 deadline_ms=self._services.node.clock.now_ms() + body.max_wait_ms,
             )
             self._services.partitions.waiting_fetches += 1
-            self._parked.add_done_callback(self._woken)
+            self._parked.add_done_callback(self._on_woken)
             if self._acks.settled:
                 return self._parked
             self._parked.add_done_callback(lambda _: self._finish())
         if self._entries is not None and self._acks.settled:
             return self._encode()
         self._answer = DeferredResponse()
-        self._answer.add_done_callback(self._given_up)
-        self._acks.when_settled(self._finish)
+        self._answer.add_done_callback(self._on_given_up)
+        self._acks.on_settled(self._finish)
         return self._answer
 
-    def _fetches_nothing(self) -> bool:
+    def _is_empty_fetch(self) -> bool:
         body = self._request
         return (
             not self._keys
@@ -209,7 +215,7 @@ class ShareFetch:
             or body.share_session_epoch == FINAL_EPOCH
         )
 
-    def _refusals(self) -> dict[_Key, PartitionRecords]:
+    def _build_refusals(self) -> dict[_Key, ShareFetchPartition]:
         """The entries of a request that fetches nothing: the topics that the member may not
         read."""
         body = self._request
@@ -218,12 +224,12 @@ class ShareFetch:
         if body.share_session_epoch == FINAL_EPOCH:
             return {}
         return {
-            key: self._refusal(key, UNAUTHORIZED)
+            key: self._build_refusal(key, UNAUTHORIZED)
             for key in self._keys
-            if not self._services.may_read(self._sent, key[0])
+            if not self._services.may_read(self._sent_request, key[0])
         }
 
-    def _wake_keys(self) -> list[Hashable]:
+    def _list_wake_keys(self) -> list[Hashable]:
         group_id = self._session.group_id
         of_partitions = (key for tp in self._keys for key in (tp, ("share", group_id, *tp)))
         keys: list[Hashable] = [("share member", group_id, self._session.member_id), *of_partitions]
@@ -234,11 +240,11 @@ class ShareFetch:
     def _attempt(self) -> Body | None:
         # A member with a new assignment gets its answer now, and fetches its new partitions.
         must = self._session.reassigned or self._is_refused()
-        return self._done() if self._error or self._collect(must=must) else None
+        return self._build_answer() if self._error or self._collect(must=must) else None
 
     def _is_refused(self) -> bool:
         """Whether a change of permissions refuses the request or a part of it."""
-        services, request = self._services, self._sent
+        services, request = self._services, self._sent_request
         if self._generation in (None, services.access.generation):
             return False
         self._generation = services.access.generation
@@ -250,19 +256,19 @@ class ShareFetch:
     def _lead(self, key: _Key) -> ShareLeader | Failure:
         """The share partition, or why the member gets nothing of it here."""
         services = self._services
-        if self._generation is not None and not services.may_read(self._sent, key[0]):
+        if self._generation is not None and not services.may_read(self._sent_request, key[0]):
             return UNAUTHORIZED
         return services.partitions.lead(self._session.group_id, *key)
 
-    def _woken(self, _: DeferredResponse) -> None:
+    def _on_woken(self, _: DeferredResponse) -> None:
         self._services.partitions.waiting_fetches -= 1
 
     def _expire(self) -> Body:
         self._services.partitions.expired_fetches += 1
         self._collect(must=True)
-        return self._done()
+        return self._build_answer()
 
-    def _done(self) -> Body:
+    def _build_answer(self) -> Body:
         # While acknowledgements are under way, `_finish` makes the answer.
         return self._encode() if self._answer is None else ()
 
@@ -272,12 +278,12 @@ class ShareFetch:
             return
         answer.set_result(self._encode())
 
-    def _given_up(self, answer: DeferredResponse) -> None:
+    def _on_given_up(self, answer: DeferredResponse) -> None:
         if answer.cancelled():
             if self._parked is not None:
                 self._parked.cancel()
             for leader, lock in self._locks:
-                if leader.phase is Phase.ACTIVE:
+                if leader.phase is LeaderPhase.ACTIVE:
                     leader.take_back(lock)
 
     def _collect(self, *, must: bool) -> bool:
@@ -289,10 +295,10 @@ class ShareFetch:
         ):
             self._entries = {}  # It was closed or replaced: acquire nothing.
             return True
-        if not must and not self._worth_answering():
+        if not must and not self._is_worth_answering():
             return False
-        entries: dict[_Key, PartitionRecords] = {}
-        left_records, left_bytes = self._request.max_records, self._max_bytes()
+        entries: dict[_Key, ShareFetchPartition] = {}
+        left_records, left_bytes = self._request.max_records, self._compute_max_bytes()
         for key in self._keys:
             if key in session.partitions:
                 entries[key], records, size = self._acquire(key, left_records, left_bytes)
@@ -310,36 +316,36 @@ class ShareFetch:
 
     def _acquire(
         self, key: _Key, records_max: int, bytes_max: int
-    ) -> tuple[PartitionRecords, int, int]:
+    ) -> tuple[ShareFetchPartition, int, int]:
         """Acquire records of one partition. Return its entry of the answer, and the numbers of
         records and bytes."""
         services, partitions = self._services, self._services.partitions
-        leader, meter = self._lead(key), partitions.topic(key[0])
+        leader, meter = self._lead(key), partitions.get_topic_meter(key[0])
         if meter is not None:
             meter.fetches += 1
         if isinstance(leader, Failure):
             if meter is not None:
                 meter.failed_fetches += 1
-            return self._refusal(key, leader), 0, 0
-        entry = PartitionRecords(key[1])
-        if leader.phase is not Phase.ACTIVE or records_max <= 0 or bytes_max <= 0:
+            return self._build_refusal(key, leader), 0, 0
+        entry = ShareFetchPartition(key[1])
+        if leader.phase is not LeaderPhase.ACTIVE or records_max <= 0 or bytes_max <= 0:
             return entry, 0, 0
         try:
-            wanted = self._wanted._replace(max_records=records_max)
-            records, got = leader.fetch(wanted, bytes_max)
+            request = self._acquire_request._replace(max_records=records_max)
+            records, got = leader.fetch(request, bytes_max)
         except ApiError as error:
-            return self._refusal(key, Failure(error.code, error.message)), 0, 0
+            return self._build_refusal(key, Failure(error.code, error.message)), 0, 0
         if not got.total:
             return entry, 0, 0
         self._locks.append((leader, got.lock))
-        if wanted.headers_only:
-            records = headers_of(records)
+        if request.headers_only:
+            records = slice_headers(records)
         size = sum(map(len, records))
-        services.metrics.topic(leader.partition.topic).bytes_out += size
+        services.metrics.get_topic_meter(leader.partition.topic).bytes_out += size
         entry = entry._replace(records=records, acquired=got.records, acquired_encoded=got.encoded)
         return entry, got.total, size
 
-    def _worth_answering(self) -> bool:
+    def _is_worth_answering(self) -> bool:
         """Whether an answer is due: enough records are available, or a failure is to be
         reported."""
         session, body = self._session, self._request
@@ -351,27 +357,27 @@ class ShareFetch:
             elif isinstance(leader, Failure):
                 if session.partitions.get(key):
                     return True
-            elif leader.phase is Phase.ACTIVE and leader.may_acquire():
+            elif leader.phase is LeaderPhase.ACTIVE and leader.may_acquire():
                 if body.min_bytes <= 1:
                     return True
                 try:
-                    available += leader.available_bytes(body.min_bytes)
+                    available += leader.count_available_bytes(body.min_bytes)
                 except (OSError, LogOffline, OffsetOutOfRange):
                     return True  # The answer reports it.
-                if available >= min(body.min_bytes, self._max_bytes()):
+                if available >= min(body.min_bytes, self._compute_max_bytes()):
                     return True
         return unauthorized == len(self._keys)
 
-    def _max_bytes(self) -> int:
+    def _compute_max_bytes(self) -> int:
         config = self._services.cache.image.broker_config
         limit = min(self._request.max_bytes, config["fetch.max.bytes"])
-        limit = min(limit, self._services.response_limits.fetch_bytes_max())
+        limit = min(limit, self._services.response_limits.compute_fetch_bytes_max())
         return limit if self._room is None else min(limit, self._room)
 
-    def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
-        entry = PartitionRecords(key[1], failure.code, failure.message)
+    def _build_refusal(self, key: _Key, failure: Failure) -> ShareFetchPartition:
+        entry = ShareFetchPartition(key[1], failure.code, failure.message)
         services = self._services
-        leader = current_leader(services.cache.image, services.node.id, key, failure.code)
+        leader = find_current_leader(services.cache.image, services.node.id, key, failure.code)
         if leader is None:
             return entry
         self._leaders[key] = leader
@@ -382,11 +388,11 @@ class ShareFetch:
     def _encode(self) -> Body:
         if self._error is not None:
             body = write_fetch({}, error_code=self._error, error_message=None)
-            return counted(body, {self._error: 1})
+            return make_counted_body(body, {self._error: 1})
         entries = self._entries or {}
         acknowledged = dict.fromkeys(self._acks.partitions)
         failures = self._acks.failures
-        topics: dict[UUID, list[PartitionRecords]] = {}
+        topics: dict[UUID, list[ShareFetchPartition]] = {}
         session = self._session.partitions
         for key in self._keys:
             entry = entries.get(key)
@@ -403,26 +409,26 @@ class ShareFetch:
         for key in acknowledged:
             if key not in entries:
                 topics.setdefault(key[0], []).append(
-                    _with_result(PartitionRecords(key[1]), failures.get(key))
+                    _with_result(ShareFetchPartition(key[1]), failures.get(key))
                 )
         services = self._services
-        lock_ms = services.partitions.settings(self._session.group_id).lock_duration_ms
+        lock_ms = services.partitions.get_settings(self._session.group_id).lock_duration_ms
         leaders = self._leaders.values()
-        endpoints = endpoints_of(services.cache.image, self._peer, leaders) if leaders else ()
+        endpoints = list_endpoints(services.cache.image, self._peer, leaders) if leaders else ()
         body = write_fetch(topics, acquisition_lock_timeout_ms=lock_ms, endpoints=endpoints)
-        return counted(body, _error_counts(topics.values()))
+        return make_counted_body(body, _count_errors(topics.values()))
 
 
-def _error_counts(topics: Iterable[list[PartitionRecords]]) -> dict[int, int]:
+def _count_errors(topics: Iterable[list[ShareFetchPartition]]) -> dict[int, int]:
     """Return the counts of a response's error codes: none of the whole, and those of partitions."""
     counts: dict[int, int] = {ErrorCode.none: 1}
-    for some in topics:
-        for entry in some:
+    for entries in topics:
+        for entry in entries:
             counts[entry.error_code] = counts.get(entry.error_code, 0) + 1
     return counts
 
 
-def current_leader(
+def find_current_leader(
     image: MetadataImage, node_id: int, key: _Key, code: int
 ) -> tuple[int, int] | None:
     """Return id and epoch of the leader that a refusal names (KIP-951), or None."""
@@ -431,17 +437,20 @@ def current_leader(
     topic = image.topics_by_id.get(key[0])
     if topic is None or not 0 <= key[1] < len(topic.partitions):
         return None
-    found = topic.partitions[key[1]]
+    partition = topic.partitions[key[1]]
     # This broker leads and refuses: it is cut off, or reads the state again.
-    return None if found.leader == node_id else (found.leader, found.leader_epoch)
+    return None if partition.leader == node_id else (partition.leader, partition.leader_epoch)
 
 
-def endpoints_of(
+def list_endpoints(
     image: MetadataImage, peer: Peer, leaders: Iterable[tuple[int, int]]
 ) -> list[tuple[int, str, int, str | None]]:
     """Return node id, host, port and rack of these leaders, on the client's listener."""
-    found = leader_endpoints(image, peer.listener, (leader_id for leader_id, _ in leaders))
-    return [(one["node_id"], one["host"], one["port"], one["rack"]) for one in found]
+    endpoints = list_leader_endpoints(image, peer.listener, (leader_id for leader_id, _ in leaders))
+    return [
+        (endpoint["node_id"], endpoint["host"], endpoint["port"], endpoint["rack"])
+        for endpoint in endpoints
+    ]
 
 
 def check_acquire_mode(request: Request) -> None:
@@ -453,12 +462,12 @@ def check_acquire_mode(request: Request) -> None:
         raise ApiError(ErrorCode.invalid_request, f"Unknown share acquire mode id: {mode}")
 
 
-def headers_of(records: Sequence[memoryview]) -> list[memoryview]:
+def slice_headers(records: Sequence[memoryview]) -> list[memoryview]:
     """Return the headers of batches."""
-    return [data[at : at + HEADER_SIZE] for data in records for at, _ in headers(data)]
+    return [data[at : at + HEADER_SIZE] for data in records for at, _ in iter_headers(data)]
 
 
-def _with_result(entry: PartitionRecords, failure: Failure | None) -> PartitionRecords:
+def _with_result(entry: ShareFetchPartition, failure: Failure | None) -> ShareFetchPartition:
     if failure is None:
         return entry
     return entry._replace(

@@ -12,10 +12,12 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acquire
+from shoal.coordinator.share.acquisition import NOTHING, AcquireRequest, AcquireResult, acquire
 from shoal.coordinator.share.batches import AbortedTransaction, scan
+from shoal.coordinator.share.cancellation import cancel
 from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailurePolicy
-from shoal.coordinator.share.in_flight import in_flight
+from shoal.coordinator.share.failure_reasons import FailureReasons
+from shoal.coordinator.share.in_flight import list_in_flight
 from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.share_partition import (
     Acknowledgement,
@@ -24,12 +26,12 @@ from shoal.coordinator.share.share_partition import (
 from shoal.coordinator.share.state_store import NONE
 from shoal.coordinator.share.states import AVAILABLE, StateBatch
 from shoal.log.errors import LogOffline, OffsetOutOfRange
-from shoal.metadata.config_keys import duration_ms
+from shoal.metadata.config_keys import parse_duration_ms
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.server.metrics.share_meters import FetchMeter
 from shoal.server.share import selection_fetch as share_selection
-from shoal.server.share.state_write import Failure, StateWrite, Waiter, client_failure
+from shoal.server.share.state_write import Failure, StateWrite, Waiter, to_client_failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,8 +40,9 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.selection import Selection
     from shoal.coordinator.share.settings import ShareSettings
+    from shoal.coordinator.share.tenant_limits import TenantLedger
     from shoal.log.search import TimestampOffset
-    from shoal.protocol.share import InFlight
+    from shoal.protocol.share import CancelledRecords, InFlightRecords
     from shoal.replication.partition import Partition
     from shoal.server.share.ports import Cancellable, LeaderPorts
 
@@ -50,14 +53,14 @@ READ_SIZE_MIN = 16 * 1024
 FRUITLESS_READS_MAX = 16
 
 
-class Fetched(NamedTuple):
+class FetchedRecords(NamedTuple):
     """The records of one share partition that a member acquired."""
 
     records: Sequence[memoryview]
-    acquired: Acquired
+    acquired: AcquireResult
 
 
-class Phase(Enum):
+class LeaderPhase(Enum):
     """The phase of a share partition on its leader: its state is being read, it is served, or
     dropped."""
 
@@ -100,11 +103,11 @@ class ShareLeader:
         self.now_ms = ports.now_ms
         self.key = key
         self.partition = partition
-        self.phase = Phase.LOADING
+        self.phase = LeaderPhase.LOADING
         self.failure: Failure | None = None
         self.share = SharePartition(0)
-        self.dead_letters = ports.dead_letters_of(self)
-        self.meter = ports.meter(partition.topic)
+        self.dead_letters = ports.make_dead_letters(self)
+        self.meter = ports.get_meter(partition.topic)
         #: Fetches wait for it, beside the partition's own key.
         self.wake_key = ("share", key.group_id, key.topic_id, key.partition)
         self.expired_total = self.acquired_total = self.redelivered_total = 0
@@ -126,7 +129,7 @@ class ShareLeader:
     @property
     def settings(self) -> ShareSettings:
         """The group's configs in force."""
-        return self._ports.settings(self.key.group_id)
+        return self._ports.get_settings(self.key.group_id)
 
     @property
     def is_idle(self) -> bool:
@@ -139,8 +142,8 @@ class ShareLeader:
 
         Only a leader has the records behind a held key, and those in back-off.
         """
-        kept = self.share.key_holders or self.share.backing_off
-        return self.phase is Phase.ACTIVE and self.is_idle and not kept
+        is_needed = self.share.key_holders or self.share.backing_off
+        return self.phase is LeaderPhase.ACTIVE and self.is_idle and not is_needed
 
     # Loading and dropping.
 
@@ -150,24 +153,24 @@ class ShareLeader:
         self._leader_epoch = self.partition.leader_epoch
         reply = self._ports.read_state(self.key, self._leader_epoch)
         if reply.done():
-            self._loaded(reply)
+            self._on_loaded(reply)
         else:
-            reply.add_done_callback(self._loaded)
+            reply.add_done_callback(self._on_loaded)
 
-    def _loaded(self, reply: asyncio.Future[Any]) -> None:
-        if self.phase is not Phase.LOADING or reply.cancelled():
+    def _on_loaded(self, reply: asyncio.Future[Any]) -> None:
+        if self.phase is not LeaderPhase.LOADING or reply.cancelled():
             return
         error = reply.exception()
         if isinstance(error, ApiError):
-            self.drop(client_failure(error.code, error.message))
+            self.drop(to_client_failure(error.code, error.message))
             return
         if error is not None:
             raise error
         answer = reply.result()
         if answer["error_code"]:
-            self.drop(client_failure(answer["error_code"], answer.get("error_message")))
+            self.drop(to_client_failure(answer["error_code"], answer.get("error_message")))
             return
-        if self.partition.lost_leadership_since(self._leader_epoch):
+        if self.partition.has_lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
             return
         if answer["start_offset"] != NONE:
@@ -179,8 +182,8 @@ class ShareLeader:
         elif policy == "latest":
             self._begin(answer, self.partition.high_watermark)
         else:
-            back_ms = duration_ms(policy.partition(":")[2]) or 0
-            search = self._ports.offset_since(self.partition, max(self.now_ms() - back_ms, 0))
+            back_ms = parse_duration_ms(policy.partition(":")[2]) or 0
+            search = self._ports.find_offset_since(self.partition, max(self.now_ms() - back_ms, 0))
             search.add_done_callback(partial(self._on_searched, answer))
 
     def _on_searched(
@@ -188,21 +191,21 @@ class ShareLeader:
     ) -> None:
         """Begin at the record that the reset policy has found in the log."""
         error = None if search.cancelled() else search.exception()
-        if self.phase is not Phase.LOADING or search.cancelled():
+        if self.phase is not LeaderPhase.LOADING or search.cancelled():
             return
         if isinstance(error, (OSError, LogOffline, CorruptBatch)):
             self.drop(Failure(ErrorCode.kafka_storage_error, str(error)))
             return
-        found = search.result()
-        if self.partition.lost_leadership_since(self._leader_epoch):
+        position = search.result()
+        if self.partition.has_lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
             return
-        self._begin(answer, self.partition.high_watermark if found is None else found.offset)
+        self._begin(answer, self.partition.high_watermark if position is None else position.offset)
 
     def _begin(self, answer: Mapping[str, Any], start_offset: int) -> None:
         """Serve the share partition from its persisted state."""
         log, is_new = self.partition.log, answer["start_offset"] == NONE
-        self.share = SharePartition.load(
+        self.share = SharePartition.from_state_batches(
             start_offset,
             answer["state_batches"],
             state_epoch=answer["state_epoch"],
@@ -211,38 +214,45 @@ class ShareLeader:
             log_end_offset=log.log_end_offset,
             delays=answer["delays"],
         )
-        self._state_partition = self._ports.state_partition_of(self.key)
-        self.phase = Phase.ACTIVE
+        self.share.reasons = FailureReasons(self._ports.reason_budget)
+        self._state_partition = self._ports.find_state_partition(self.key)
+        self.phase = LeaderPhase.ACTIVE
         self._arm()
         self._ports.load_times.note(self.key.group_id, self.now_ms() - self._load_began_ms)
         if is_new:
             # The start is decided once: a restart must not move `latest`.
             self.persist(self.now_ms(), ())
-        self.configured()
+        self.on_configured()
         self.dead_letters.load()
         self._ports.wake(self.wake_key)
 
     def drop(self, failure: Failure) -> None:
         """Drop the window, and fail all waiters."""
-        if self.phase is Phase.DROPPED:
+        if self.phase is LeaderPhase.DROPPED:
             return
-        served, self.phase, self.failure = self.phase is Phase.ACTIVE, Phase.DROPPED, failure
+        served, self.phase, self.failure = (
+            self.phase is LeaderPhase.ACTIVE,
+            LeaderPhase.DROPPED,
+            failure,
+        )
         if self._timer is not None:
             self._timer.cancel()
         self.dead_letters.stop()
+        share_selection.end_selection(self)
+        self.share.reasons.clear()
         write = self._write
         if write is not None and not write.is_closed:
             write.is_closed = True
             self._writes -= 1
             for waiter in write.waiters:
                 waiter(failure)
-        self._ports.dropped(self.key)
-        self.partition.forget(self.moved)
+        self._ports.on_dropped(self.key)
+        self.partition.forget(self.on_advanced)
         (self._ports.wake if served else self._ports.wake_later)(self.wake_key)
 
     # Requests of members and admins.
 
-    def limit(self, settings: ShareSettings) -> int:
+    def get_limit(self, settings: ShareSettings) -> int:
         """Return the offset below which records may be delivered."""
         partition = self.partition
         return partition.last_stable_offset if settings.read_committed else partition.high_watermark
@@ -254,91 +264,95 @@ class ShareLeader:
             return False
         if settings.selection is not None:
             return share_selection.may_acquire(self, settings)
-        return self.share.can_acquire(self.limit(settings), settings.max_record_locks)
+        return self.share.can_acquire(self.get_limit(settings), settings.max_record_locks)
 
     def is_delivery_stopped(self, settings: ShareSettings) -> bool:
         """Whether nothing is delivered: the group is paused or exceeds its rate of dead letters, or
         this broker hands over."""
         if settings.paused or self._ports.draining:
             return True
-        return settings.dead_letters and self._ports.exceeds_dlq_rate(
+        return settings.dead_letters and self._ports.is_dlq_rate_exceeded(
             self.key.group_id, settings.flood_per_minute
         )
 
     def is_full(self, settings: ShareSettings) -> bool:
         """Whether the limit on records in flight lets no fetch acquire anything."""
         if self.selection is not None:
-            return self.selection.in_flight() >= settings.max_record_locks
+            return self.selection.count_in_flight() >= settings.max_record_locks
         return self.share.is_full(settings.max_record_locks)
 
-    def available_bytes(self, wanted: int) -> int:
-        """Return the number of bytes, up to `wanted`, that a fetch could read."""
+    def count_available_bytes(self, size_max: int) -> int:
+        """Return the number of bytes, up to `size_max`, that a fetch could read."""
         selection = self.selection
         if selection is not None and selection.may_choose():
-            return wanted
+            return size_max
         offset = (
-            self.share.next_fetch_offset() if selection is None else selection.next_scan_offset()
+            self.share.find_next_fetch_offset()
+            if selection is None
+            else selection.find_next_scan_offset()
         )
-        log, limit = self.partition.log, self.limit(self.settings)
+        log, limit = self.partition.log, self.get_limit(self.settings)
         if not log.log_start_offset <= offset < limit:
             return 0
-        return len(log.read(offset, wanted, max_offset=limit).data)
+        return len(log.read(offset, size_max, max_offset=limit).data)
 
-    def fetch(self, wanted: Wanted, max_bytes: int) -> Fetched:
+    def fetch(self, request: AcquireRequest, max_bytes: int) -> FetchedRecords:
         """Acquire and read. Raises `ApiError` when the log cannot be read."""
         begun_ns = time.perf_counter_ns()
         try:
-            return self._fetch(wanted, max_bytes)
+            return self._fetch(request, max_bytes)
         finally:
             self.fetches.note(begun_ns, time.perf_counter_ns())
 
-    def _fetch(self, wanted: Wanted, max_bytes: int) -> Fetched:
+    def _fetch(self, request: AcquireRequest, max_bytes: int) -> FetchedRecords:
         share, settings = self.share, self.settings
-        limit = self.limit(settings)
+        limit = self.get_limit(settings)
         now_ms = self.now_ms()
         self.expire(now_ms)
         if self.is_delivery_stopped(settings):
-            return Fetched((), NOTHING)
+            return FetchedRecords((), NOTHING)
         if settings.selection is not None:
-            views, got = share_selection.fetch(self, wanted, max_bytes, settings, now_ms)
+            views, got = share_selection.fetch(self, request, max_bytes, settings, now_ms)
             self._arm()
-            return Fetched(views, self._noted(now_ms, got))
-        self.selection = None
+            return FetchedRecords(views, self._note_fetched(now_ms, got))
+        share_selection.end_selection(self)
         for _ in range(FRUITLESS_READS_MAX):
             if not share.can_acquire(limit, settings.max_record_locks):
                 break
-            offset = share.next_fetch_offset()
-            guess = int(wanted.max_records * self.record_size * 1.1)
+            offset = share.find_next_fetch_offset()
+            guess = int(request.max_records * self.record_size * 1.1)
             size = min(max_bytes, max(guess, READ_SIZE_MIN))
             data, next_offset = self.read(offset, size, limit)
-            aborted = self.aborted(offset, next_offset) if settings.read_committed else ()
+            aborted = self.list_aborted(offset, next_offset) if settings.read_committed else ()
             batches = scan(data, offset, aborted)
             if not len(batches):
                 break
             self.record_size = len(data) / max(1, batches.lasts[-1] - batches.bases[0] + 1)
-            got = acquire(share, now_ms, wanted, batches, settings, offset)
-            if self._noted(now_ms, got).total:
-                return Fetched(
-                    batches.views(got.records, got.total, whole=wanted.headers_only), got
+            got = acquire(share, now_ms, request, batches, settings, offset)
+            if self._note_fetched(now_ms, got).total:
+                return FetchedRecords(
+                    batches.build_views(got.records, got.total, whole=request.headers_only), got
                 )
             if not got.changes:
                 break
-        return Fetched((), NOTHING)
+        return FetchedRecords((), NOTHING)
 
-    def in_flight(self, first: int, entries_max: int) -> tuple[list[InFlight], int | None]:
+    def list_in_flight(
+        self, first: int, entries_max: int
+    ) -> tuple[list[InFlightRecords], int | None]:
         """Return the records in flight from an offset on, and where the next page begins; see
-        `in_flight.in_flight`."""
+        `in_flight.list_in_flight`."""
         now_ms = self.now_ms()
         self.expire(now_ms)
         self._arm()
-        return in_flight(self.share, self.selection, now_ms, first, entries_max)
+        return list_in_flight(self.share, self.selection, now_ms, first, entries_max)
 
     def needs_scan(self) -> bool:
         """Whether records are left to scan, within the group's limits."""
         settings = self.settings
-        selection = share_selection.selection_of(self, settings)
+        selection = share_selection.get_selection(self, settings)
         return selection is not None and selection.needs_scan(
-            selection.policy.lookahead, self.limit(settings)
+            selection.policy.lookahead, self.get_limit(settings)
         )
 
     def scan_ahead(self) -> bool:
@@ -355,7 +369,7 @@ class ShareLeader:
         self._ports.wake(self.wake_key)
         return more
 
-    def _noted(self, now_ms: int, got: Acquired) -> Acquired:
+    def _note_fetched(self, now_ms: int, got: AcquireResult) -> AcquireResult:
         """Persist what a fetch skipped, and count its records."""
         if got.changes:
             self._persist(now_ms, got.changes)
@@ -374,8 +388,8 @@ class ShareLeader:
         log = self.partition.log
         try:
             if offset < log.log_start_offset:
-                self._log_start_moved()
-                offset = max(offset, self.share.next_fetch_offset())
+                self._on_log_start_moved()
+                offset = max(offset, self.share.find_next_fetch_offset())
             return log.read(offset, size, max_offset=limit)
         except OffsetOutOfRange:
             self.drop(Failure(ErrorCode.not_leader_or_follower, "the log was truncated"))
@@ -385,17 +399,17 @@ class ShareLeader:
         except (OSError, LogOffline) as error:
             raise ApiError(ErrorCode.kafka_storage_error, str(error)) from None
 
-    def aborted(self, first: int, end: int) -> list[AbortedTransaction]:
+    def list_aborted(self, first: int, end: int) -> list[AbortedTransaction]:
         """Return the aborted transactions among records from `first` to before `end`."""
         return [
             AbortedTransaction(t.producer_id, t.first_offset, t.last_offset)
-            for t in self.partition.log.aborted_transactions(first, end)
+            for t in self.partition.log.find_aborted_transactions(first, end)
         ]
 
-    def _log_start_moved(self) -> None:
+    def _on_log_start_moved(self) -> None:
         self.share.advance_log_start(self.partition.log.log_start_offset)
         if self.selection is not None:
-            self.selection.log_start_moved(self.now_ms())
+            self.selection.on_log_start_moved(self.now_ms())
 
     def acknowledge(
         self, member_id: str, acknowledgements: Sequence[Acknowledgement], waiter: Waiter
@@ -403,18 +417,25 @@ class ShareLeader:
         """Settle a member's records, and call `waiter` after the commit. If it refuses, return the
         reason and do not call `waiter`."""
         now_ms, settings, share = self.now_ms(), self.settings, self.share
-        for one in acknowledgements:
-            if len(one) == 4 and one[3] > settings.release_delay_max_ms:
-                return _too_late(one[3], settings.release_delay_max_ms)
+        for entry in acknowledgements:
+            delay_ms = entry[3] if len(entry) > 3 else None
+            if delay_ms is not None and delay_ms > settings.release_delay_max_ms:
+                return _make_too_late_failure(delay_ms, settings.release_delay_max_ms)
         was_full = share.in_flight >= settings.max_record_locks
         outcome = share.acknowledge(
-            now_ms, member_id, acknowledgements, settings, self._on_failure(now_ms, settings)
+            now_ms,
+            member_id,
+            acknowledgements,
+            settings,
+            self._get_failure_policy(now_ms, settings),
         )
         if outcome.error is not ErrorCode.none:
-            return Failure(outcome.error, outcome.message)
+            return Failure(outcome.error, outcome.message, outcome.cancelled)
+        if outcome.cancelled:
+            waiter = partial(_report_cancelled, waiter, outcome.cancelled)
         if outcome.changes:
             self.persist(now_ms, outcome.changes, waiter)
-            if was_full or settings.selection is not None or _frees(outcome.changes):
+            if was_full or settings.selection is not None or _has_released(outcome.changes):
                 self._ports.wake(self.wake_key)
         else:
             self._arm()
@@ -424,11 +445,11 @@ class ShareLeader:
     def release(self, locks: Sequence[int], *, undelivered: bool = False) -> None:
         """Release the locks of a member whose share session is over. The group's back-off applies
         unless the records count as undelivered."""
-        if self.phase is not Phase.ACTIVE:
+        if self.phase is not LeaderPhase.ACTIVE:
             return
         limit = self.settings.delivery_count_limit
         now_ms = self.now_ms()
-        on_failure = None if undelivered else self._on_failure(now_ms, self.settings)
+        on_failure = None if undelivered else self._get_failure_policy(now_ms, self.settings)
         changes = self.share.end_locks(locks, limit, undelivered=undelivered, on_failure=on_failure)
         if changes:
             self.persist(now_ms, changes)
@@ -437,24 +458,26 @@ class ShareLeader:
     def take_back(self, lock: int) -> None:
         """Release a lock whose records never left the broker."""
         changes = self.share.take_back(lock, self.settings.delivery_count_limit)
-        if self.selection is not None:
-            self.selection.changed(changes, self.now_ms())
+        if self.share.failed:  # Some were cancelled.
+            self.persist(self.now_ms(), changes)
+        elif self.selection is not None:
+            self.selection.apply_changes(changes, self.now_ms())
         self._ports.wake(self.wake_key)
 
-    def moved(self, partition: Partition) -> None:
+    def on_advanced(self, partition: Partition) -> None:
         """Follow the high watermark, and the log's start."""
-        if self.phase is not Phase.ACTIVE:
+        if self.phase is not LeaderPhase.ACTIVE:
             return
-        if partition.lost_leadership_since(self._leader_epoch):
+        if partition.has_lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
         elif partition.log.log_start_offset > self.share.start_offset:
-            self._log_start_moved()
+            self._on_log_start_moved()
             self.persist(self.now_ms(), ())
             self._ports.wake(self.wake_key)
 
     # Dead letters that hold keys.
 
-    def dead_letters_written(
+    def on_dead_letters_written(
         self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False
     ) -> None:
         """Let records leave the window whose dead letters are committed or dropped.
@@ -465,7 +488,9 @@ class ShareLeader:
         if self._dead_letters_hold_keys and not dropped:
             changes = hold_keys(share, self.selection, ranges)
         else:
-            changes = [x for one in ranges for x in share.archived(one.first, one.last)]
+            changes = [
+                x for entry in ranges for x in share.complete_archiving(entry.first, entry.last)
+            ]
         if changes or share.delays:
             self.persist(self.now_ms(), changes)
             self._ports.wake(self.wake_key)
@@ -487,45 +512,69 @@ class ShareLeader:
         else:
             waiter(None)
 
-    def configured(self) -> None:
+    def cancel(
+        self, ranges: Iterable[tuple[int, int]], waiter: Waiter, *, dead_letter: bool
+    ) -> list[CancelledRecords]:
+        """Cancel the records of these ranges, and call `waiter` after the commit. Return what
+        became of them; see `cancellation.cancel`."""
+        now_ms, limit = self.now_ms(), self.partition.high_watermark
+        self.expire(now_ms)
+        records: list[CancelledRecords] = []
+        changes: list[StateBatch] = []
+        marks: list[StateBatch] = []
+        for first, last in ranges:
+            done = cancel(self.share, first, last, limit=limit, dead_letter=dead_letter)
+            records += done.records
+            changes += done.changes
+            marks += done.marks
+        if changes or marks or self._writes:
+            # A selection hears of a marked record when its member gives it back.
+            self._persist(now_ms, marks)
+            self.persist(now_ms, changes, waiter)
+            self._ports.wake(self.wake_key)
+        else:
+            waiter(None)
+        return records
+
+    def on_configured(self) -> None:
         """Follow the group's configs: dead letters may hold keys no longer."""
         if (
-            self.phase is Phase.ACTIVE
+            self.phase is LeaderPhase.ACTIVE
             and self.share.key_holders
             and not self._dead_letters_hold_keys
         ):
-            self.free([(f, x) for f, x, _ in self.share.key_holder_ranges()], lambda _: None)
+            self.free([(f, x) for f, x, _ in self.share.get_key_holder_ranges()], lambda _: None)
         self._ports.wake(self.wake_key)
 
     # Time.
 
     def expire(self, now_ms: int) -> None:
         """End the locks and waits that are due."""
-        deadline_ms = self._next_deadline_ms()
+        deadline_ms = self._compute_next_deadline_ms()
         if deadline_ms is None or deadline_ms > now_ms:
             return
         ended = self.share.end_waits(now_ms)
         if self.selection is not None:
-            self.selection.available_again(ended, now_ms)
+            self.selection.make_available(ended, now_ms)
             if self.selection.end_delays(now_ms):
                 self._ports.wake(self.wake_key)
         if ended:
             self._ports.wake(self.wake_key)
         settings = self.settings
         freed, changes = self.share.expire(
-            now_ms, settings.delivery_count_limit, self._on_failure(now_ms, settings)
+            now_ms, settings.delivery_count_limit, self._get_failure_policy(now_ms, settings)
         )
         self.expired_total += freed
         if changes:
             self.persist(now_ms, changes)
             self._ports.wake(self.wake_key)
 
-    def _on_failure(self, now_ms: int, settings: ShareSettings) -> FailurePolicy | None:
+    def _get_failure_policy(self, now_ms: int, settings: ShareSettings) -> FailurePolicy | None:
         if settings.backoff is None and not settings.dead_letters:
             return None
         return FailurePolicy(now_ms, self._ports.random, settings.backoff, settings.dead_letters)
 
-    def _next_deadline_ms(self) -> int | None:
+    def _compute_next_deadline_ms(self) -> int | None:
         """Return when the next lock, wait or delay ends."""
         deadline_ms = self.share.next_deadline_ms
         if self.selection is None:
@@ -537,23 +586,27 @@ class ShareLeader:
 
     def _arm(self) -> None:
         """Set the timer so that it fires at the earliest deadline, or before."""
-        deadline_ms = self._next_deadline_ms()
+        deadline_ms = self._compute_next_deadline_ms()
         if deadline_ms is None or (self._timer is not None and self._timer_ms <= deadline_ms):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        self._timer = self._ports.at(deadline_ms, self._due)
+        self._timer = self._ports.call_at(deadline_ms, self._on_due)
 
-    def _due(self) -> None:
+    def _on_due(self) -> None:
         self._timer = None
         self._ports.run_soon(self.tick)
 
     def tick(self) -> None:
         """End the locks, waits and delays that are due, and set the timer again."""
-        if self.phase is Phase.ACTIVE:
+        if self.phase is LeaderPhase.ACTIVE:
             self.expire(self.now_ms())
             self._arm()
+
+    def get_tenant_ledger(self, settings: ShareSettings) -> TenantLedger:
+        """Return what the group's tenants use in the topic's share partitions here."""
+        return self._ports.get_tenant_ledger(self.key, settings)
 
     def wake_soon(self) -> None:
         """Wake the waiting fetches in the next turn of the loop."""
@@ -572,8 +625,8 @@ class ShareLeader:
         if self.selection is not None:
             # The keys of failed records are free once the write is committed.
             failed = set(self.share.failed)
-            at_once = [one for one in changes if one not in failed] if failed else changes
-            self.selection.changed(at_once, now_ms)
+            at_once = [change for change in changes if change not in failed] if failed else changes
+            self.selection.apply_changes(at_once, now_ms)
         self._persist(now_ms, changes, waiter)
 
     def _persist(
@@ -584,7 +637,7 @@ class ShareLeader:
         if write is None or write.is_closed:
             write = self._write = StateWrite(
                 self.key,
-                self._written,
+                self._on_written,
                 partition=self._state_partition,
                 state_epoch=share.state_epoch,
                 leader_epoch=share.leader_epoch,
@@ -605,7 +658,7 @@ class ShareLeader:
         if waiter is not None:
             write.waiters.append(waiter)
 
-    def _written(self, write: StateWrite, failure: Failure | None) -> None:
+    def _on_written(self, write: StateWrite, failure: Failure | None) -> None:
         """A write is committed, or has failed. Free the keys of records that it ends, and write
         dead letters for its ARCHIVING records."""
         self._writes -= 1
@@ -615,22 +668,29 @@ class ShareLeader:
             waiter(failure)
         if failure is not None:
             self.drop(failure)
-        elif self.phase is Phase.ACTIVE:
+        elif self.phase is LeaderPhase.ACTIVE:
             if write.failed and self.selection is not None:
-                self.selection.changed(write.failed, self.now_ms())
+                self.selection.apply_changes(write.failed, self.now_ms())
                 self._ports.wake(self.wake_key)
             if write.dead_letters:
                 self.dead_letters.add(write.dead_letters)
 
 
-def _too_late(delay_ms: int, max_ms: int) -> Failure:
+def _report_cancelled(
+    waiter: Waiter, cancelled: Sequence[tuple[int, int]], failure: Failure | None
+) -> None:
+    """Tell the waiter of a commit which renewals were left out."""
+    waiter(failure or Failure(ErrorCode.none, None, cancelled))
+
+
+def _make_too_late_failure(delay_ms: int, max_ms: int) -> Failure:
     return Failure(
         ErrorCode.invalid_request,
         f"a release may wait {max_ms} ms at most (share.redelivery.backoff.max.ms), not {delay_ms}",
     )
 
 
-def _frees(changes: Sequence[StateBatch]) -> bool:
+def _has_released(changes: Sequence[StateBatch]) -> bool:
     """Whether a change makes records available."""
     for _, _, state, _ in changes:  # noqa: SIM110 - a third of the time that `any` takes for one
         if state == AVAILABLE:

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share.sessions import ShareSession, ShareSessions
-from shoal.server.share.leader import Phase, ShareLeader
-from shoal.server.share.turns import CallQueue
+from shoal.server.share.cooperative_scheduler import CooperativeScheduler
+from shoal.server.share.leader import LeaderPhase, ShareLeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ class MemberSessions(ShareSessions):
         super().__init__(node.config["group.share.max.share.sessions"])
         self._purgatory = purgatory
         self._loaded_of = loaded_of
-        self._releases = CallQueue(node.loop)
+        self._releases = CooperativeScheduler(node.loop)
 
     def begin(
         self,
@@ -47,7 +47,9 @@ class MemberSessions(ShareSessions):
             group_id, member_id, peer.connection_id, partitions, client_id, peer.principal
         )
         self._purgatory.wake(("share member", group_id, member_id))
-        peer.closed_calls.put(("share session", group_id, member_id), partial(self._lost, session))
+        peer.closed_calls.put(
+            ("share session", group_id, member_id), partial(self._on_lost, session)
+        )
         return session
 
     def end(
@@ -71,8 +73,8 @@ class MemberSessions(ShareSessions):
             [
                 partial(leader.release, locks, undelivered=undelivered)
                 for leader in self._loaded_of(group_id)
-                if leader.phase is Phase.ACTIVE
-                and (locks := leader.share.locks.of_member(member_id))
+                if leader.phase is LeaderPhase.ACTIVE
+                and (locks := leader.share.locks.find_by_member(member_id))
             ]
         )
 
@@ -83,7 +85,7 @@ class MemberSessions(ShareSessions):
             session.reassigned = True
             self._purgatory.wake(("share member", group_id, member_id))
 
-    def _lost(self, session: ShareSession) -> None:
+    def _on_lost(self, session: ShareSession) -> None:
         if self.get(session.group_id, session.member_id) is session:
             self.evictions_total += 1
             self.end(session.group_id, session.member_id)

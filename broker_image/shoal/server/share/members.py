@@ -1,6 +1,6 @@
 """Effects of share-group membership: lost connections, and the state of new partitions.
 
-The shard decides (`coordinator.group.share_membership`). This module reports to it when the
+The shard decides (`coordinator.group.share.membership`). This module reports to it when the
 connection of a member's heartbeats closes. It passes the shard's request to initialize share-group
 state to the share coordinator, and returns the outcome.
 """
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.group.share_membership import (
+from shoal.coordinator.group.share.membership import (
     LEAVE_EPOCH,
-    HeartbeatRequest,
-    InitializeShareState,
-    MemberReassigned,
+    MemberReassignment,
+    ShareGroupHeartbeatRequest,
+    ShareStateInitialization,
 )
 from shoal.server.coordinators import member_connections
-from shoal.server.share.admin import ShareAdmin, acknowledged
+from shoal.server.share.admin import ShareAdmin, with_empty_reply
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
     from uuid import UUID
 
-    from shoal.coordinator.contract import Result
+    from shoal.coordinator.contract import CoordinatorResult
     from shoal.coordinator.group.assignment import Assignment
     from shoal.coordinator.group.shard import GroupShard
     from shoal.server.coordinators.groups import GroupService
@@ -42,39 +42,41 @@ class ShareMembers:
         self._groups = groups
         self._admin = admin
         self._sessions = sessions
-        groups.on_effect(InitializeShareState, self._initialize)
-        groups.on_effect(MemberReassigned, self._reassigned)
+        groups.on_effect(ShareStateInitialization, self._initialize)
+        groups.on_effect(MemberReassignment, self._on_reassigned)
 
-    def watch(self, peer: Peer, heartbeat: HeartbeatRequest, reply: asyncio.Future[Any]) -> None:
+    def watch(
+        self, peer: Peer, heartbeat: ShareGroupHeartbeatRequest, reply: asyncio.Future[Any]
+    ) -> None:
         """Report to the group when this connection closes, unless the member has left by then."""
 
-        def lost() -> None:
+        def on_lost() -> None:
             self._submit(
                 heartbeat.group_id,
-                lambda shard, now_ms: shard.share.connection_lost(
+                lambda shard, now_ms: shard.share.on_connection_lost(
                     heartbeat.group_id, heartbeat.member_id, heartbeat.connection_id, now_ms
                 ),
             )
 
         key = ("share member", heartbeat.group_id, heartbeat.member_id)
         leaves = heartbeat.member_epoch == LEAVE_EPOCH
-        member_connections.watch(peer, key, reply, lost, leaves=leaves)
+        member_connections.watch(peer, key, reply, on_lost, leaves=leaves)
 
-    def _initialize(self, effect: InitializeShareState) -> None:
-        done = self._admin.initialize(effect.group_id, effect.partitions, effect.state_epoch)
-        done.add_done_callback(lambda done: self._initialized(effect, done))
+    def _initialize(self, effect: ShareStateInitialization) -> None:
+        future = self._admin.initialize(effect.group_id, effect.partitions, effect.state_epoch)
+        future.add_done_callback(lambda future: self._on_initialized(effect, future))
 
-    def _reassigned(self, effect: MemberReassigned) -> None:
+    def _on_reassigned(self, effect: MemberReassignment) -> None:
         self._sessions.reassign(effect.group_id, effect.member_id)
 
-    def _initialized(
-        self, effect: InitializeShareState, done: asyncio.Future[dict[UUID, frozenset[int]]]
+    def _on_initialized(
+        self, effect: ShareStateInitialization, future: asyncio.Future[dict[UUID, frozenset[int]]]
     ) -> None:
-        """Return the outcome to the group. `done` gives the partitions that are initialized."""
-        if done.cancelled():
+        """Return the outcome to the group. `future` gives the partitions that are initialized."""
+        if future.cancelled():
             return
-        error = done.exception()
-        initialized: Assignment = {} if error is not None else done.result()
+        error = future.exception()
+        initialized: Assignment = {} if error is not None else future.result()
         missing = {t: p - initialized.get(t, frozenset()) for t, p in effect.partitions.items()}
         missing = {t: p for t, p in missing.items() if p}
         group_id = effect.group_id
@@ -87,16 +89,20 @@ class ShareMembers:
             )
             self._submit(
                 group_id,
-                lambda shard, now_ms: shard.share.not_initialized(group_id, missing, now_ms),
+                lambda shard, now_ms: shard.share.on_initialization_failed(
+                    group_id, missing, now_ms
+                ),
             )
         if initialized:
             self._submit(
                 group_id,
-                lambda shard, now_ms: shard.share.initialized(group_id, initialized, now_ms),
+                lambda shard, now_ms: shard.share.on_initialized(group_id, initialized, now_ms),
             )
 
-    def _submit(self, group_id: str, decide: Callable[[GroupShard, int], Result]) -> None:
+    def _submit(
+        self, group_id: str, decide: Callable[[GroupShard, int], CoordinatorResult]
+    ) -> None:
         """Have the group's shard decide without a request."""
-        reply = self._groups.submit(group_id, acknowledged(decide))
+        reply = self._groups.submit(group_id, with_empty_reply(decide))
         # A shard that moved or is loading loses its soft state anyway; nobody waits for this.
         reply.add_done_callback(lambda done: done.cancelled() or done.exception())

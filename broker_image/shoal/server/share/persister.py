@@ -15,20 +15,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.client.errors import ClientError
-from shoal.coordinator.contract import Result
-from shoal.coordinator.share.backoff import Delay, still_due
-from shoal.coordinator.share.state_store import NONE, Change, ShareStateShard
+from shoal.coordinator.contract import CoordinatorResult
+from shoal.coordinator.share.backoff import Delay, select_pending_delays
+from shoal.coordinator.share.state_store import NONE, ShareStateShard, StateChange
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from shoal.coordinator.share.records import ShareKey
+    from shoal.protocol.responses import share as responses
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
     from shoal.server.share.state_write import StateWrite
 
 Answer = Mapping[str, Any]
-Decide = Callable[[ShareStateShard, int], tuple[Answer, Result]]
+Decide = Callable[[ShareStateShard, int], tuple[Answer, CoordinatorResult]]
 #: How long a coordinator may take to move, and the pauses between two tries.
 PATIENCE_MS = 5_000
 _PAUSE_MS, _PAUSE_MAX_MS = 10, 200
@@ -43,13 +44,13 @@ _RETRIED = {
 }
 
 
-class States(Protocol):
+class StateCoordinatorPort(Protocol):
     """The share coordinator on this broker (`state_coordinator`)."""
 
-    def coordinator_of(self, key: str) -> int:
+    def find_coordinator(self, key: str) -> int:
         """The broker that coordinates a key. Raises COORDINATOR_NOT_AVAILABLE."""
 
-    def ready(self) -> asyncio.Future[Any] | None:
+    def ensure_topic(self) -> asyncio.Future[Any] | None:
         """None, or a future to wait for while the topic of the state is created."""
 
     def decide(self, key: ShareKey, decide: Decide) -> asyncio.Future[Any]:
@@ -65,7 +66,7 @@ class States(Protocol):
         """Append what was decided since `begin_writes`."""
 
 
-class Peers(Protocol):
+class PeersPort(Protocol):
     """Requests to other brokers (`network.peers`)."""
 
     async def request(self, broker_id: int, api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
@@ -75,7 +76,9 @@ class Peers(Protocol):
 class Persister:
     """Owns the writes that wait for the end of this turn, or for an earlier write of their key."""
 
-    def __init__(self, node: Node, cache: MetadataCache, peers: Peers, states: States) -> None:
+    def __init__(
+        self, node: Node, cache: MetadataCache, peers: PeersPort, states: StateCoordinatorPort
+    ) -> None:
         self._node = node
         self._cache = cache
         self._peers = peers
@@ -89,7 +92,7 @@ class Persister:
         if len(self._cache.image.brokers) == 1:
             return True
         try:
-            return self._states.coordinator_of(key.coordinator_key()) == self._node.id
+            return self._states.find_coordinator(key.to_coordinator_key()) == self._node.id
         except ApiError:
             return False
 
@@ -142,19 +145,21 @@ class Persister:
                 }
                 for first, last, state, count in write.changes
             ],
-            "delays": delay_entries(write.delays),
+            "delays": build_delay_entries(write.delays),
         }
         sent = asyncio.ensure_future(
-            self._carried(write.key, _decision_of(write), ApiKey.WRITE_SHARE_GROUP_STATE, fields)
+            self._carry_out(
+                write.key, _make_decision(write), ApiKey.WRITE_SHARE_GROUP_STATE, fields
+            )
         )
-        sent.add_done_callback(lambda done: self._sent(write, done))
+        sent.add_done_callback(lambda done: self._on_sent(write, done))
 
-    def _sent(self, write: StateWrite, done: asyncio.Future[Answer]) -> None:
+    def _on_sent(self, write: StateWrite, future: asyncio.Future[Answer]) -> None:
         """Another broker has answered a write."""
         following = self._remote.pop(write.key)
-        if done.cancelled():
+        if future.cancelled():
             return
-        answer = done.result()
+        answer = future.result()
         code = answer["error_code"]
         write.set_result({"refusal": (code, answer.get("error_message")) if code else None})
         if following is not None and not following.is_closed:
@@ -165,15 +170,18 @@ class Persister:
     def read(self, key: ShareKey, leader_epoch: int) -> asyncio.Future[Answer]:
         """ReadShareGroupState, for a leader. State batches and delays are tuples."""
 
-        def decide(shard: ShareStateShard, now_ms: int) -> tuple[Answer, Result]:
+        def decide(shard: ShareStateShard, now_ms: int) -> tuple[Answer, CoordinatorResult]:
             state, change = shard.read(now_ms, key, leader_epoch)
-            answer, result = answer_of(change)
+            outcome, result = build_answer(change)
+            answer: dict[str, Any] = {**outcome}
             if state is not None:
                 start_offset = state.start_offset
                 answer["start_offset"] = start_offset
                 answer["state_epoch"] = state.state_epoch
                 answer["state_batches"] = list(state.batches)
-                waits = still_due(state.delays, now_ms=now_ms, start_offset=start_offset)
+                waits = select_pending_delays(
+                    state.delays, now_ms=now_ms, start_offset=start_offset
+                )
                 answer["delays"] = waits
             return answer, result
 
@@ -187,7 +195,7 @@ class Persister:
         fields = {"state_epoch": state_epoch, "start_offset": start_offset}
         return self._ask(
             key,
-            lambda shard, now_ms: answer_of(
+            lambda shard, now_ms: build_answer(
                 shard.initialize(now_ms, key, state_epoch=state_epoch, start_offset=start_offset)
             ),
             ApiKey.INITIALIZE_SHARE_GROUP_STATE,
@@ -198,16 +206,16 @@ class Persister:
         """DeleteShareGroupState."""
         return self._ask(
             key,
-            lambda shard, _: answer_of(shard.delete(key)),
+            lambda shard, _: build_answer(shard.delete(key)),
             ApiKey.DELETE_SHARE_GROUP_STATE,
             {},
         )
 
-    def summary(self, key: ShareKey) -> asyncio.Future[Answer]:
+    def read_summary(self, key: ShareKey) -> asyncio.Future[Answer]:
         """ReadShareGroupStateSummary."""
         return self._ask(
             key,
-            lambda shard, _: (summary_of(shard, key), Result()),
+            lambda shard, _: (build_summary(shard, key), CoordinatorResult()),
             ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
             {"leader_epoch": 0},
         )
@@ -222,9 +230,9 @@ class Persister:
         local = self._states.decide(key, decide) if self.is_here(key) else None
         if local is not None and local.done() and not _is_retried(local):
             return local
-        return asyncio.ensure_future(self._carried(key, decide, api_key, fields, local))
+        return asyncio.ensure_future(self._carry_out(key, decide, api_key, fields, local))
 
-    async def _carried(
+    async def _carry_out(
         self,
         key: ShareKey,
         decide: Decide,
@@ -255,10 +263,10 @@ class Persister:
     async def _try(
         self, key: ShareKey, decide: Decide, api_key: ApiKey, fields: Mapping[str, Any]
     ) -> Answer:
-        created = self._states.ready()
+        created = self._states.ensure_topic()
         if created is not None:
             await created
-        coordinator = self._states.coordinator_of(key.coordinator_key())
+        coordinator = self._states.find_coordinator(key.to_coordinator_key())
         if coordinator == self._node.id:
             return await self._states.decide(key, decide)
         topic = {
@@ -272,7 +280,7 @@ class Persister:
             name: value for name in _ANSWERED if (value := getattr(entry, name, None)) is not None
         }
         answer["error_code"] = ErrorCode(entry.error_code)
-        answer["delays"] = delays_of(entry)
+        answer["delays"] = parse_delays(entry)
         answer["state_batches"] = [
             (b.first_offset, b.last_offset, b.delivery_state, b.delivery_count)
             for b in getattr(entry, "state_batches", ())
@@ -286,13 +294,13 @@ def _is_retried(reply: asyncio.Future[Any]) -> bool:
     return isinstance(error, ApiError) and error.code in _RETRIED
 
 
-def _decision_of(write: StateWrite) -> Decide:
+def _make_decision(write: StateWrite) -> Decide:
     """Return how this broker decides on a write if it becomes the coordinator meanwhile."""
 
-    def decide(shard: ShareStateShard, now_ms: int) -> tuple[Answer, Result]:
+    def decide(shard: ShareStateShard, now_ms: int) -> tuple[Answer, CoordinatorResult]:
         result = shard.decide_update(now_ms, write)
         code, message = result.replies[0].response["refusal"] or (ErrorCode.none, None)
-        return {"error_code": code, "error_message": message}, Result(result.records)
+        return {"error_code": code, "error_message": message}, CoordinatorResult(result.records)
 
     return decide
 
@@ -307,8 +315,8 @@ _ANSWERED = (
 )
 
 
-def delay_entries(delays: Iterable[Delay]) -> list[dict[str, int]]:
-    """Return delays as the RPCs between our brokers carry them (`codec.OWN_TAGS`)."""
+def build_delay_entries(delays: Iterable[Delay]) -> list[responses.ReadShareGroupStateDelay]:
+    """Return delays as the RPCs between our brokers carry them (`protocol.extensions`)."""
     return [
         {
             "first_offset": first,
@@ -320,7 +328,7 @@ def delay_entries(delays: Iterable[Delay]) -> list[dict[str, int]]:
     ]
 
 
-def delays_of(entry: Any) -> list[Delay]:
+def parse_delays(entry: Any) -> list[Delay]:
     """Return the delays in the entry of a partition."""
     return [
         Delay(d.first_offset, d.last_offset, d.delivery_count, d.available_timestamp)
@@ -328,19 +336,21 @@ def delays_of(entry: Any) -> list[Delay]:
     ]
 
 
-def answer_of(change: Change) -> tuple[dict[str, Any], Result]:
+def build_answer(
+    change: StateChange,
+) -> tuple[responses.WriteShareGroupStatePartitionResult, CoordinatorResult]:
     """Return the answer for one share partition, and the record behind it."""
     if change.refusal is not None:
         code, message = change.refusal
-        return {"error_code": code, "error_message": message}, Result()
+        return {"error_code": code, "error_message": message}, CoordinatorResult()
     records = () if change.record is None else (change.record,)
-    return {"error_code": ErrorCode.none}, Result(records)
+    return {"error_code": ErrorCode.none}, CoordinatorResult(records)
 
 
-def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
+def build_summary(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
     """Return one partition's entry of ReadShareGroupStateSummary. Its delays are the dead letters
     that hold keys."""
-    state, refusal = shard.summary(key)
+    state, refusal = shard.read_summary(key)
     if refusal is not None:
         return {"error_code": refusal.code, "error_message": refusal.message}
     return {
@@ -349,5 +359,5 @@ def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
         "state_epoch": 0 if state is None else state.state_epoch,
         "leader_epoch": 0 if state is None else state.leader_epoch,
         "delivery_complete_count": NONE if state is None else state.delivery_complete_count,
-        "delays": [] if state is None else state.key_holders(),
+        "delays": [] if state is None else state.find_key_holders(),
     }

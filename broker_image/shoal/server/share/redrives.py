@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shoal.log.errors import LogOffline, OffsetOutOfRange
-from shoal.record.batch import CorruptBatch, headers
-from shoal.record.records import records_body, spans, value_of
+from shoal.record.batch import CorruptBatch, iter_headers
+from shoal.record.records import decompress_records, iter_spans, read_value
 from shoal.server.metrics.registry import Samples, label
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.record.batch import BatchHeader, Buffer
     from shoal.replication.partition import Partition
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.record_worker import RecordWorker
     from shoal.server.replication.partitions import Partitions
 
@@ -51,7 +51,9 @@ _DECODER = json.JSONDecoder()
 class Redrives:
     """What one broker has read of the ledger, while it leads it."""
 
-    def __init__(self, worker: RecordWorker, partitions: Partitions, metrics: Metrics) -> None:
+    def __init__(
+        self, worker: RecordWorker, partitions: Partitions, metrics: MetricRegistry
+    ) -> None:
         self._worker = worker
         self._partitions = partitions
         self._ledger: _Ledger | None = None
@@ -59,18 +61,18 @@ class Redrives:
             "shoal_share_group_redriven_total",
             "counter",
             "Dead letters of a group that were redriven.",
-            self._samples,
+            self._collect_samples,
         )
 
-    def _samples(self) -> Samples:
-        partition = self._partitions.by_name(LEDGER, 0)
+    def _collect_samples(self) -> Samples:
+        partition = self._partitions.find_by_name(LEDGER, 0)
         if partition is None or not partition.is_leader:
             self._ledger = None
             return []
         if self._ledger is None or not self._ledger.is_of(partition):
             self._ledger = _Ledger(self._worker, partition)
         self._ledger.read_on()
-        return [(label(group=group), n) for group, n in self._ledger.totals().items()]
+        return [(label(group=group), n) for group, n in self._ledger.get_totals().items()]
 
 
 class _Ledger:
@@ -91,9 +93,9 @@ class _Ledger:
     def is_of(self, partition: Partition) -> bool:
         """Whether it was read from that partition, and none of it can be lost since."""
         is_same = partition is self._partition
-        return is_same and not partition.lost_leadership_since(self._leader_epoch)
+        return is_same and not partition.has_lost_leadership_since(self._leader_epoch)
 
-    def totals(self) -> Counter[str]:
+    def get_totals(self) -> Counter[str]:
         """Return the redriven letters by group; none until all was read once."""
         totals: Counter[str] = Counter()
         if self._is_known:
@@ -114,14 +116,14 @@ class _Ledger:
         if not data:
             self._is_known = True
             return
-        found: list[tuple[bytes, dict[str, int]]] = []
+        entries: list[tuple[bytes, dict[str, int]]] = []
         self._is_reading = True
         self._next_offset = next_offset
-        self._worker.run(lambda: found.extend(parse(data)), lambda: self._on_read(found))
+        self._worker.run(lambda: entries.extend(parse(data)), lambda: self._on_read(entries))
 
-    def _on_read(self, found: list[tuple[bytes, dict[str, int]]]) -> None:
+    def _on_read(self, entries: list[tuple[bytes, dict[str, int]]]) -> None:
         self._is_reading = False
-        for key, counts in found:
+        for key, counts in entries:
             before = len(self._counts.pop(key, ()))
             size = self._size - before + len(counts)
             if counts and size <= COUNTS_MAX:
@@ -135,21 +137,21 @@ class _Ledger:
 def parse(data: Buffer) -> list[tuple[bytes, dict[str, int]]]:
     """Return the keys and counts of the records in whole batches. Records that are none of ours
     are left out."""
-    found: list[tuple[bytes, dict[str, int]]] = []
+    entries: list[tuple[bytes, dict[str, int]]] = []
     with suppress(CorruptBatch):
-        for at, header in headers(data):
+        for at, header in iter_headers(data):
             if _is_ours(header):
                 with suppress(CorruptBatch):
-                    found += _parse_batch(data, at, header)
-    return found
+                    entries += _parse_batch(data, at, header)
+    return entries
 
 
 def _parse_batch(
     data: Buffer, at: int, header: BatchHeader
 ) -> Iterator[tuple[bytes, dict[str, int]]]:
-    body = records_body(data, at, header, bytes_max=BATCH_BYTES_MAX)
-    for span in spans(body, header.record_count):
-        counts = _counts(value_of(body, span))
+    body = decompress_records(data, at, header, bytes_max=BATCH_BYTES_MAX)
+    for span in iter_spans(body, header.record_count):
+        counts = _parse_counts(read_value(body, span))
         if counts is not None and 0 < span.key_size <= KEY_BYTES_MAX:
             yield body[span.key_at : span.key_at + span.key_size], counts
 
@@ -159,7 +161,7 @@ def _is_ours(header: BatchHeader) -> bool:
     return not header.is_control and header.record_count <= BATCH_RECORDS_MAX
 
 
-def _counts(value: bytes | None) -> dict[str, int] | None:
+def _parse_counts(value: bytes | None) -> dict[str, int] | None:
     """Return the redriven letters by group in a record's value; none if it was deleted, None if
     another client wrote it."""
     if value is None:

@@ -12,47 +12,50 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.groups import GroupType
+from shoal.coordinator.share.failure_reasons import ReasonBudget
 from shoal.coordinator.share.records import ShareKey
-from shoal.metadata.image import ResourceType
+from shoal.metadata.image import ConfigResourceType
 from shoal.protocol.errors import ErrorCode
 from shoal.server.metrics import share as share_metrics
 from shoal.server.metrics import share_meters
 from shoal.server.replication import timestamp_search
 from shoal.server.share.admin import ShareAdmin
+from shoal.server.share.cooperative_scheduler import CooperativeScheduler
 from shoal.server.share.dead_letters import (
     DeadLetterMeter,
     DeadLetters,
     DeadLetterServices,
-    DeadLetterSource,
+    DeadLetterSourcePort,
     TopicCreator,
 )
 from shoal.server.share.delay_scanner import DelayScanner
 from shoal.server.share.dlq_rate_limit import DlqRateLimit
 from shoal.server.share.fetch import FetchQuotas, FetchServices
 from shoal.server.share.group_settings import ShareGroupSettings
-from shoal.server.share.leader import Phase, ShareLeader
+from shoal.server.share.leader import LeaderPhase, ShareLeader
 from shoal.server.share.member_sessions import MemberSessions
 from shoal.server.share.members import ShareMembers
 from shoal.server.share.persister import Persister
 from shoal.server.share.redrives import Redrives
 from shoal.server.share.state_coordinator import ListenerCount, StateCoordinator
 from shoal.server.share.state_write import Failure
-from shoal.server.share.turns import CallQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
     from uuid import UUID
 
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.coordinator.share.tenant_limits import TenantLedger
     from shoal.log.search import TimestampOffset
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition
-    from shoal.server.authorization import Access
+    from shoal.server.authorization import AccessControl
     from shoal.server.coordinators.groups import GroupService
-    from shoal.server.coordinators.service import CreateTopic, Replicas
+    from shoal.server.coordinators.service import CreateTopic, ReplicasPort
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics
-    from shoal.server.network.peers import Peers
+    from shoal.server.metrics.registry import MetricRegistry
+    from shoal.server.network.peers import BrokerPeers
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.network.response_limits import ResponseLimits
     from shoal.server.node import Node
@@ -77,16 +80,16 @@ class ShareService:
         node: Node,
         cache: MetadataCache,
         partitions: Partitions,
-        replicas: Replicas,
+        replicas: ReplicasPort,
         create_topic: CreateTopic,
-        metrics: Metrics,
+        metrics: MetricRegistry,
         *,
         groups: GroupService,
-        peers: Peers,
+        peers: BrokerPeers,
         purgatory: Purgatory,
         quotas: FetchQuotas,
         response_limits: ResponseLimits,
-        access: Access,
+        access: AccessControl,
         create_topics: TopicCreator,
         listeners: Sequence[ListenerCount],
     ) -> None:
@@ -109,7 +112,7 @@ class ShareService:
             node, cache, partitions, replicas, create_topic, metrics, listeners
         )
         self.persister = Persister(node, cache, peers, self.state_coordinator)
-        self.sessions = MemberSessions(node, purgatory, self.loaded_of)
+        self.sessions = MemberSessions(node, purgatory, self.list_loaded)
         self.group_settings = ShareGroupSettings(node, cache)
         self.delay_scanner = DelayScanner(node, self.group_settings, self)
         self.dlq_rate_limit = DlqRateLimit(node, self.group_settings, self._wake_group)
@@ -127,19 +130,19 @@ class ShareService:
             create_topics,
             self.dead_letters,
             self.dlq_rate_limit.note,
-            self.sessions.client_id,
+            self.sessions.get_client_id,
         )
         # Ports of the leaders that are other parts' methods: calls take no detour.
-        self.settings = self.group_settings.of
-        self.exceeds_dlq_rate = self.dlq_rate_limit.is_exceeded
-        self.at = node.timers.at
-        self.run_soon = CallQueue(node.loop).add
+        self.get_settings = self.group_settings.get
+        self.is_dlq_rate_exceeded = self.dlq_rate_limit.is_exceeded
+        self.call_at = node.timers.call_at
+        self.run_soon = CooperativeScheduler(node.loop).add
         self.read_aside = node.record_worker.run
         self.read_state = self.persister.read
         self.write_state = self.persister.write
-        cache.subscribe(self._configs_changed)
-        partitions.on_removed(self._partition_removed)
-        groups.before_deleting(GroupType.SHARE, self.admin.delete_state)
+        cache.subscribe(self._on_configs_changed)
+        partitions.on_removed(self._on_partition_removed)
+        groups.add_deletion_hook(GroupType.SHARE, self.admin.delete_state)
         share_metrics.register(metrics, self)
         Redrives(node.record_worker, partitions, metrics)
 
@@ -148,33 +151,34 @@ class ShareService:
         self.acknowledged: Counter[int] = Counter()
         self.topics: dict[str, share_meters.ShareTopicMeter] = {}
         #: By group, in milliseconds: loads of share partitions, and fetches that acquired records.
-        self.load_times = share_meters.Mean()
-        self.acquire_times = share_meters.Mean()
+        self.load_times = share_meters.GroupedMean()
+        self.acquire_times = share_meters.GroupedMean()
         #: By group: the percentage of a fetch's partitions that records were acquired from.
-        self.fetch_ratios = share_meters.Mean()
+        self.fetch_ratios = share_meters.GroupedMean()
         #: Times of writes of share-group state in milliseconds, all under "".
-        self.write_times = share_meters.Mean()
+        self.write_times = share_meters.GroupedMean()
         #: Share fetches that wait now, and those whose wait ended without records.
         self.waiting_fetches = self.expired_fetches = 0
         self.dead_letters = DeadLetterMeter()
+        self.reason_budget = ReasonBudget()
 
     def start(self) -> None:
         """Begin to drop idle share partitions."""
-        self._node.timers.every(IDLE_CHECK_MS, self._drop_idle)
+        self._node.timers.call_every(IDLE_CHECK_MS, self._drop_idle)
 
     # Ports of the leaders.
 
-    def dead_letters_of(self, source: DeadLetterSource) -> DeadLetters:
+    def make_dead_letters(self, source: DeadLetterSourcePort) -> DeadLetters:
         return DeadLetters(self._dead_letters, source)
 
-    def meter(self, topic: str) -> share_meters.ShareTopicMeter:
+    def get_meter(self, topic: str) -> share_meters.ShareTopicMeter:
         """Return the meter of a topic by name."""
         meter = self.topics.get(topic)
         if meter is None:
             meter = self.topics[topic] = share_meters.ShareTopicMeter()
         return meter
 
-    def offset_since(
+    def find_offset_since(
         self, partition: Partition, timestamp_ms: int
     ) -> asyncio.Future[TimestampOffset | None]:
         """Return the first committed record of a partition that has reached a timestamp."""
@@ -192,12 +196,12 @@ class ShareService:
         self._node.loop.call_soon(self.wake, key)
 
     def wake_later(self, key: Hashable) -> None:
-        self._node.timers.at(self.now_ms() + LOAD_AGAIN_MS, lambda: self.wake(key))
+        self._node.timers.call_at(self.now_ms() + LOAD_AGAIN_MS, lambda: self.wake(key))
 
-    def state_partition_of(self, key: ShareKey) -> int | None:
-        return self.state_coordinator.partition_for(key.coordinator_key())
+    def find_state_partition(self, key: ShareKey) -> int | None:
+        return self.state_coordinator.find_partition(key.to_coordinator_key())
 
-    def dropped(self, key: ShareKey) -> None:
+    def on_dropped(self, key: ShareKey) -> None:
         group = self.leaders.get(key.group_id, {})
         if group.pop((key.topic_id, key.partition), None) is not None and not group:
             del self.leaders[key.group_id]
@@ -209,15 +213,19 @@ class ShareService:
         group = self.leaders.get(group_id)
         return None if group is None else group.get((topic_id, index))
 
-    def loaded_of(self, group_id: str) -> list[ShareLeader]:
+    def list_loaded(self, group_id: str) -> list[ShareLeader]:
         """Return the share partitions of a group that are loaded or loading."""
         return list(self.leaders.get(group_id, {}).values())
 
+    def get_tenant_ledger(self, key: ShareKey, settings: ShareSettings) -> TenantLedger:
+        """Return what the group's tenants use in a topic's share partitions here."""
+        return self.group_settings.get_tenant_ledger(key, settings)
+
     def lead(self, group_id: str, topic_id: UUID, index: int) -> ShareLeader | Failure:
         """Return the share partition, loading if it was not loaded, or why it is not served."""
-        found, topics = self.find(group_id, topic_id, index), self._cache.image.topics_by_id
-        if found is not None:
-            return _CUT_OFF if self._replicas.is_cut_off(found.partition) else found
+        existing, topics = self.find(group_id, topic_id, index), self._cache.image.topics_by_id
+        if existing is not None:
+            return _CUT_OFF if self._replicas.is_cut_off(existing.partition) else existing
         if topic_id not in topics:
             return Failure(ErrorCode.unknown_topic_id)
         partition = self._partitions.get(topic_id, index)
@@ -230,9 +238,9 @@ class ShareService:
             return _CUT_OFF
         leader = ShareLeader(self, ShareKey(group_id, topic_id, index), partition)
         self.leaders.setdefault(group_id, {})[(topic_id, index)] = leader
-        partition.on_advance(leader.moved)
+        partition.on_advance(leader.on_advanced)
         self._load(leader)
-        return leader if leader.phase is not Phase.DROPPED else leader.failure or _NOT_LEADER
+        return leader if leader.phase is not LeaderPhase.DROPPED else leader.failure or _NOT_LEADER
 
     def _load(self, leader: ShareLeader) -> None:
         """Load a share partition in this turn or a later one: a member may begin with hundreds."""
@@ -249,18 +257,18 @@ class ShareService:
         while waiting and self._loads < LOADS_MAX:
             self._loads += 1
             leader = waiting.popleft()
-            if leader.phase is Phase.LOADING:
+            if leader.phase is LeaderPhase.LOADING:
                 leader.load()
         if self._loads:
             self._node.loop.call_soon(self._load_more)
 
-    def unloaded(self) -> Iterator[tuple[str, Partition, int]]:
+    def iterate_unloaded(self) -> Iterator[tuple[str, Partition, int]]:
         """Yield the share partitions that are led here and not loaded, if their state is here.
 
         Each is the group's id, the partition, and the lag as persisted; an unknown lag is -1.
         """
-        for _, shard in self.state_coordinator.shards():
-            for key, start_offset, complete in shard.progress():
+        for _, shard in self.state_coordinator.get_shards():
+            for key, start_offset, complete in shard.iterate_progress():
                 partition = self._partitions.get(key.topic_id, key.partition)
                 if partition is None or not partition.is_leader:
                     continue
@@ -275,7 +283,7 @@ class ShareService:
             if leader is not None:
                 leader.drop(Failure(ErrorCode.not_leader_or_follower))
 
-    def _partition_removed(self, partition: Partition) -> None:
+    def _on_partition_removed(self, partition: Partition) -> None:
         for group in list(self.leaders.values()):
             leader = group.get(partition.key)
             if leader is not None:
@@ -283,22 +291,22 @@ class ShareService:
 
     def _drop_idle(self) -> None:
         for group_id in list(self.leaders):
-            if self.sessions.members_of(group_id) or group_id in self.delay_scanner:
+            if self.sessions.count_members(group_id) or group_id in self.delay_scanner:
                 continue
-            for leader in self.loaded_of(group_id):
+            for leader in self.list_loaded(group_id):
                 if leader.may_be_dropped:
                     leader.drop(Failure(ErrorCode.not_leader_or_follower))
 
-    def _configs_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_configs_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         """Notify share partitions of their group's configs: its delivery may be resumed, or its
         dead letters may hold keys no longer."""
         for kind, name in delta.configs:
-            if kind == ResourceType.GROUP:
-                for leader in self.loaded_of(name):
-                    leader.configured()
+            if kind == ConfigResourceType.GROUP:
+                for leader in self.list_loaded(name):
+                    leader.on_configured()
 
     def _wake_group(self, group_id: str) -> None:
-        for leader in self.loaded_of(group_id):
+        for leader in self.list_loaded(group_id):
             self.wake(leader.wake_key)
 
     async def drain(self) -> None:
@@ -317,12 +325,12 @@ class ShareService:
 
     # What requests need.
 
-    def topic(self, topic_id: UUID) -> share_meters.ShareTopicMeter | None:
+    def get_topic_meter(self, topic_id: UUID) -> share_meters.ShareTopicMeter | None:
         """Return the meter of a topic that exists."""
         topic = self._cache.image.topics_by_id.get(topic_id)
-        return None if topic is None else self.meter(topic.name)
+        return None if topic is None else self.get_meter(topic.name)
 
-    def unknown(self, topic_id: UUID) -> Failure:
+    def make_unknown_failure(self, topic_id: UUID) -> Failure:
         """Return why records of a share partition that is not served cannot be acknowledged."""
         if topic_id not in self._cache.image.topics_by_id:
             return Failure(ErrorCode.unknown_topic_id)

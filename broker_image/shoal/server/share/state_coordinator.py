@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
-from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.contract import CoordinatorResult, Reply, Token
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.log.errors import LogOffline
@@ -21,8 +21,8 @@ from shoal.server.coordinators.service import (
     CoordinatorService,
     CreateTopic,
     InternalTopic,
-    Partitions,
-    Replicas,
+    PartitionsPort,
+    ReplicasPort,
 )
 from shoal.server.metrics.registry import label
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.network.api import Request
     from shoal.server.network.responses import Outcome
     from shoal.server.node import Node
@@ -49,10 +49,10 @@ _RECORDS_PER_STATE = 10
 #: Time between two checks of the logs' sizes.
 _LOG_CHECK_MS = 1_000
 #: Decides on one share partition: its answer and its records.
-DecideOne = Callable[[ShareStateShard, int], tuple[Mapping[str, Any], Result]]
+DecideOne = Callable[[ShareStateShard, int], tuple[Mapping[str, Any], CoordinatorResult]]
 
 
-class Prune(NamedTuple):
+class PruneEffect(NamedTuple):
     """An effect: the log of a state partition below `offset` is not needed."""
 
     partition: int
@@ -75,10 +75,10 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
         self,
         node: Node,
         cache: MetadataCache,
-        partitions: Partitions,
-        replicas: Replicas,
+        partitions: PartitionsPort,
+        replicas: ReplicasPort,
         create_topic: CreateTopic,
-        metrics: Metrics,
+        metrics: MetricRegistry,
         listeners: Sequence[ListenerCount],
     ) -> None:
         config = node.config
@@ -93,7 +93,7 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
             replicas,
             create_topic,
             topic=InternalTopic(TOPIC, compacted=False),
-            new_shard=lambda _: ShareStateShard(settings, self._partition_count),
+            new_shard=lambda _: ShareStateShard(settings, self._get_partition_count),
             write_timeout_ms=config["share.coordinator.write.timeout.ms"],
             codec=config["share.coordinator.state.topic.compression.codec"],
         )
@@ -104,17 +104,17 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
         self._before: dict[int, dict[str, int]] = {}
         #: Whether leaders' writes are being decided, and the partitions that they went to.
         self._writing = False
-        self._written: dict[int, None] = {}
-        self.on_effect(Prune, self._cut)
+        self._written_partitions: dict[int, None] = {}
+        self.on_effect(PruneEffect, self._cut)
         self._register_metrics(metrics)
 
     def start(self) -> None:
         super().start()
         interval_ms = self._node.config["share.coordinator.state.topic.prune.interval.ms"]
-        self._node.timers.every(interval_ms, self.prune)
-        self._node.timers.every(_LOG_CHECK_MS, self._bound_replay)
+        self._node.timers.call_every(interval_ms, self.prune)
+        self._node.timers.call_every(_LOG_CHECK_MS, self._limit_replay)
 
-    def _register_metrics(self, metrics: Metrics) -> None:
+    def _register_metrics(self, metrics: MetricRegistry) -> None:
         metrics.add(
             "kafka_server_share_coordinator_metrics_write_total",
             "counter",
@@ -131,26 +131,28 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
             ],
         )
 
-    def _partition_count(self, topic_id: UUID) -> int | None:
+    def _get_partition_count(self, topic_id: UUID) -> int | None:
         topic = self._cache.image.topics_by_id.get(topic_id)
         return None if topic is None else len(topic.partitions)
 
-    def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
-        super().metadata_changed(image, delta)
+    def on_metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
+        super().on_metadata_changed(image, delta)
         deleted = [topic.topic_id for topic in delta.deleted] if delta is not None else []
         if deleted:
             now_ms = self._node.clock.now_ms()
-            for partition, _ in self.shards():
-                self.runtime.apply(partition, lambda s, _: s.topics_deleted(deleted), now_ms)
+            for partition, _ in self.get_shards():
+                self.runtime.apply(partition, lambda s, _: s.delete_topics(deleted), now_ms)
 
     def decide(self, key: ShareKey, decide: DecideOne) -> asyncio.Future[Any]:
         """Decide on one share partition. The future gets the answer."""
 
-        def decided(shard: ShareStateShard, now_ms: int, token: Token) -> Result:
+        def decide_with_reply(
+            shard: ShareStateShard, now_ms: int, token: Token
+        ) -> CoordinatorResult:
             answer, result = decide(shard, now_ms)
-            return Result(result.records, (Reply(token, answer),))
+            return CoordinatorResult(result.records, (Reply(token, answer),))
 
-        return self.submit(key.coordinator_key(), decided)
+        return self.submit(key.to_coordinator_key(), decide_with_reply)
 
     # Writes of leaders on this broker.
 
@@ -165,22 +167,22 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
             write.set_exception(ApiError(ErrorCode.not_coordinator))
             return
         self.runtime.submit(index, write, ShareStateShard.decide_update, now_ms)
-        self._written[index] = None
+        self._written_partitions[index] = None
 
     def end_writes(self) -> None:
         """Append what was decided since `begin_writes`."""
         self._writing = False
         self.runtime.flush()
-        for index in self._written:
-            self._watch_deadline(self.runtime.deadline_of(index))
-        self._written.clear()
+        for index in self._written_partitions:
+            self._watch_deadline(self.runtime.get_deadline_ms(index))
+        self._written_partitions.clear()
 
     def flush_soon(self) -> None:
         if not self._writing:
             super().flush_soon()
 
     def _activate(self, index: int) -> None:
-        self._before[index] = {one.name: one.opened_total for one in self._listeners}
+        self._before[index] = {listener.name: listener.opened_total for listener in self._listeners}
         super()._activate(index)
 
     def check_in_time(self, request: Request) -> None:
@@ -198,8 +200,8 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
             return
         if peer.number < self._newest.get(int(id), 0):
             raise WireError(f"a late request of {client_id}, which has a newer connection")
-        for key in keys_of(request.body):
-            partition = self.partition_for(key.coordinator_key())
+        for key in iterate_keys(request.body):
+            partition = self.find_partition(key.to_coordinator_key())
             before = self._before.get(-1 if partition is None else partition, {})
             if peer.number <= before.get(peer.listener, 0):
                 raise WireError(
@@ -209,20 +211,22 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
 
     def prune(self) -> None:
         """Cut off records that no rebuild needs."""
-        for index, _ in self.shards():
+        for index, _ in self.get_shards():
             self._prune(index)
 
     def _prune(self, index: int) -> None:
         """Cut one log once all decisions so far are committed. An uncommitted snapshot could be
         lost with this leader; a rebuild would then need the one before."""
 
-        def decide(shard: ShareStateShard, _: int) -> Result:
+        def decide(shard: ShareStateShard, _: int) -> CoordinatorResult:
             needed = shard.redundant_offset
-            return Result(effects=() if needed is None else (Prune(index, needed),))
+            return CoordinatorResult(
+                effects=() if needed is None else (PruneEffect(index, needed),)
+            )
 
         self.runtime.apply(index, decide, self._node.clock.now_ms())
 
-    def _cut(self, prune: Prune) -> None:
+    def _cut(self, prune: PruneEffect) -> None:
         partition = self._watched[prune.partition]
         if partition.log.log_start_offset >= prune.offset:
             return
@@ -233,10 +237,10 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
                 "share-group state was not pruned", partition=prune.partition, error=str(error)
             )
 
-    def _bound_replay(self) -> None:
+    def _limit_replay(self) -> None:
         """Cut logs that would take long to replay. Share partitions with few writes get new
         snapshots for that."""
-        for index, shard in self.shards():
+        for index, shard in self.get_shards():
             log = self._watched[index].log
             most = max(REPLAY_RECORDS_MAX, _RECORDS_PER_STATE * len(shard))
             if log.log_end_offset - log.log_start_offset <= most:
@@ -247,16 +251,14 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
             self._prune(index)
 
 
-def keys_of(body: Any) -> Iterator[ShareKey]:
+def iterate_keys(body: Any) -> Iterator[ShareKey]:
     """Yield the share partitions of a request of the share coordinator's RPCs."""
     for topic in body.topics:
         for entry in topic.partitions:
             yield ShareKey(body.group_id, topic.topic_id or NO_TOPIC, entry.partition)
 
 
-def outcomes_by_topic(
-    keys: Iterable[ShareKey], outcomes: Iterable[Outcome]
-) -> list[dict[str, Any]]:
+def group_by_topic(keys: Iterable[ShareKey], outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     """Return the `results` of a share-group state RPC. A refusal of the coordinator is the error of
     its share partition."""
     topics: dict[UUID, list[dict[str, Any]]] = {}

@@ -6,7 +6,7 @@ token of its own decision, so its waiters are called in the turn of the loop tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.share.state_store import StateUpdate
@@ -32,10 +32,15 @@ _PASSED_ON = {ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition
 
 
 class Failure(NamedTuple):
-    """Why a share partition refuses a request."""
+    """Why a share partition refuses a request.
+
+    `cancelled` are ranges of offsets whose renewal is left out. If the rest of the request is
+    done, the code is NONE.
+    """
 
     code: ErrorCode
     message: str | None = None
+    cancelled: Sequence[tuple[int, int]] = ()
 
 
 class StateWrite(StateUpdate):
@@ -80,13 +85,13 @@ class StateWrite(StateUpdate):
 
     def set_result(self, response: Mapping[str, Any]) -> None:
         refusal = response["refusal"]
-        self._on_done(self, None if refusal is None else client_failure(*refusal))
+        self._on_done(self, None if refusal is None else to_client_failure(*refusal))
 
     def set_exception(self, error: ApiError) -> None:
-        self._on_done(self, client_failure(error.code, error.message))
+        self._on_done(self, to_client_failure(error.code, error.message))
 
 
-def client_failure(code: ErrorCode, message: str | None) -> Failure:
+def to_client_failure(code: ErrorCode, message: str | None) -> Failure:
     """Return what a client gets for a failure at the share coordinator. Kafka's mapping."""
     if code in _NOT_LEADER:
         return Failure(ErrorCode.not_leader_or_follower, message)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.metadata.records import decode, encode
-from shoal.metadata.snapshot import records_of
+from shoal.metadata.snapshot import build_records
 from shoal.record.batch import CorruptBatch
 from shoal.tiered import backup
 from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
-from shoal.tiered.store import BytesSource, ObjectMissing, StoreError, Version
+from shoal.tiered.store import BytesSource, ObjectMissing, ObjectVersion, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -99,12 +99,12 @@ class Lease:
         """Read the incarnation, and write the lease. Raises `StoreError`, `DamagedObject`."""
         image = self._cache.image
         try:
-            data = await self._store.get(backup.incarnation_key(self._cluster_id))
-            found = backup.decode_incarnation(data)
+            data = await self._store.get(backup.format_incarnation_key(self._cluster_id))
+            incarnation = backup.decode_incarnation(data)
         except ObjectMissing:
-            found = ""
+            incarnation = ""
         was_lost, own = self.is_lost, str(image.broker_config[INCARNATION])
-        self.is_lost = found != own
+        self.is_lost = incarnation != own
         if self.is_lost:
             self.confirmed.clear()
             if not was_lost:
@@ -118,12 +118,12 @@ class Lease:
         if is_writer(self._node, image):
             lease = {"broker_id": self._node.id, "written_ms": self._node.clock.now_ms()}
             source = BytesSource(json.dumps(lease).encode())
-            await self._store.put(backup.lease_key(self._cluster_id), source)
+            await self._store.put(backup.format_lease_key(self._cluster_id), source)
 
 
-def _topic_ids(body: bytes) -> set[UUID]:
+def _read_topic_ids(body: bytes) -> set[UUID]:
     """Return the ids of the topics in a backup of the metadata. Raises `DamagedObject`."""
-    records = (decode(value) for _, value in backup.pairs_of(body) if value is not None)
+    records = (decode(value) for _, value in backup.read_pairs(body) if value is not None)
     return {record.fields["topic_id"] for record in records if record.kind == "TopicRecord"}
 
 
@@ -198,11 +198,11 @@ class Backups:
         """
         if self._owned:
             return True
-        key = backup.metadata_key(self._cluster_id)
+        key = backup.format_metadata_key(self._cluster_id)
         try:
-            found = backup.decode(await self._store.get(key))
-            body = await asyncio.to_thread(found.records, self._sealing.keys, key)
-            theirs = await asyncio.to_thread(_topic_ids, body)
+            stored = backup.decode(await self._store.get(key))
+            body = await asyncio.to_thread(stored.open_records, self._sealing.keys, key)
+            theirs = await asyncio.to_thread(_read_topic_ids, body)
         except (ObjectMissing, DamagedObject):
             theirs = set()
         except (StoreError, KeyUnavailable) as error:
@@ -217,7 +217,7 @@ class Backups:
                 self._node.log.error(
                     "the bucket has the backup of a lost cluster with the same id, and this one"
                     " writes none. Restore the lost cluster, or delete the objects of its backup",
-                    prefix=backup.folder(self._cluster_id),
+                    prefix=backup.format_folder(self._cluster_id),
                 )
             self._warned = True
         return self._owned
@@ -243,37 +243,37 @@ class Backups:
             self._node.log.exception("a backup failed", of=name)
 
     async def _save_metadata(self, image: MetadataImage, key_id: str) -> None:
-        pairs: Iterable[backup.Pair] = ((None, encode(record)) for record in records_of(image))
+        pairs: Iterable[backup.Pair] = ((None, encode(record)) for record in build_records(image))
         fields = {
             "cluster_id": self._cluster_id,
             "offset": image.offset,
             "written_ms": self._node.clock.now_ms(),
         }
-        body = await self._joined(pairs)
-        await self._replace(backup.metadata_key(self._cluster_id), fields, body, "offset")
+        body = await self._join_batches(pairs)
+        await self._replace(backup.format_metadata_key(self._cluster_id), fields, body, "offset")
         self._saved_metadata = (image.offset, key_id)
 
     async def _save_state(self, partition: Partition, mark: tuple[int, int, str]) -> None:
         epoch, end, _ = mark
-        live = backup.LiveRecords(STATE_TOPICS[partition.topic])
-        loop, at = self._node.loop, 0
-        while at < end and not partition.lost_leadership_since(epoch):
+        live = backup.CompactedView(STATE_TOPICS[partition.topic])
+        loop, offset = self._node.loop, 0
+        while offset < end and not partition.has_lost_leadership_since(epoch):
             began_s = loop.time()
             # Records below the log start, which moves, are superseded.
-            at = max(at, partition.log.log_start_offset)
-            data, next_offset = partition.read(at, _READ_BYTES, committed=False, min_one=True)
-            if next_offset == at:
+            offset = max(offset, partition.log.log_start_offset)
+            data, next_offset = partition.read(offset, _READ_BYTES, committed=False, min_one=True)
+            if next_offset == offset:
                 break
             live.replay(bytes(data))
-            at = next_offset
+            offset = next_offset
             await asyncio.sleep((loop.time() - began_s) * _PAUSE_FACTOR)
-        body = await self._joined(live)
+        body = await self._join_batches(live)
         opened = []
         for producer_id, pairs in sorted(live.open.items()):
-            part = await self._joined(pairs)
+            part = await self._join_batches(pairs)
             opened.append({"producer_id": producer_id, "size": len(part)})
             body += part
-        if partition.lost_leadership_since(epoch):
+        if partition.has_lost_leadership_since(epoch):
             return
         fields = {
             "cluster_id": self._cluster_id,
@@ -284,13 +284,13 @@ class Backups:
             "written_ms": self._node.clock.now_ms(),
             "open": opened,
         }
-        key = backup.state_key(self._cluster_id, partition.topic, partition.index)
+        key = backup.format_state_key(self._cluster_id, partition.topic, partition.index)
         await self._replace(key, fields, body, "leader_epoch")
         self._saved[partition.key] = mark
 
-    async def _joined(self, pairs: Iterable[backup.Pair]) -> bytes:
+    async def _join_batches(self, pairs: Iterable[backup.Pair]) -> bytes:
         out = bytearray()
-        for batch in backup.batches(pairs):
+        for batch in backup.build_batches(pairs):
             out += batch
             await asyncio.sleep(0)
         return bytes(out)
@@ -299,7 +299,7 @@ class Backups:
         self, key: str, fields: dict[str, object], body: bytes, ordered_by: str
     ) -> None:
         """Replace an object unless a newer one is there."""
-        version: Version | None = None
+        version: ObjectVersion | None = None
         try:
             data, version = await self._store.get_versioned(key)
             newest = backup.decode(data).fields[ordered_by]
@@ -309,10 +309,12 @@ class Backups:
             pass
         except DamagedObject:
             pass  # A whole one replaces it.
-        sealed = await asyncio.to_thread(self._sealed, key, fields, body)
+        sealed = await asyncio.to_thread(self._seal, key, fields, body)
         await self._store.put_if(key, BytesSource(sealed), version)
 
-    def _sealed(self, key: str, fields: dict[str, object], body: bytes) -> bytes:
+    def _seal(self, key: str, fields: dict[str, object], body: bytes) -> bytes:
         """Return the contents of an object. Raises `KeyUnavailable`."""
-        sealer = self._sealing.sealer(backup.owner(key)) if self._sealing.key_id else None
+        sealer = (
+            self._sealing.make_sealer(backup.format_owner(key)) if self._sealing.key_id else None
+        )
         return backup.encode(fields, body, sealer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.log.slices import SLICE_SIZE_MIN, FileSlice, Slice
+from shoal.log.slices import SLICE_SIZE_MIN, FileSlice, LogSlice
 from shoal.tiered.chunk import ChunkIndex
 
 if TYPE_CHECKING:
@@ -37,24 +37,30 @@ class CachedChunk:
         self.file = file
         self.index = index
 
-    def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> Slice | None:
-        """Read whole batches, as `Log.slice`. Return None if the chunk ends below `offset`."""
+    def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> LogSlice | None:
+        """Read whole batches, as `Log.read_slice`. Return None if the chunk ends below `offset`."""
         position = self.index.find(self.file.read, offset)
         if position is None:
             return None
-        found = self.index.extent(
+        segment_range = self.index.find_range(
             self.file.read, position, max_bytes=max_bytes, bound=bound, min_one=min_one
         )
-        if not found.size:
-            return Slice(b"", offset)
-        if found.size < SLICE_SIZE_MIN or self.file.fileno() < 0:
-            return Slice(self.file.read(found.position, found.size), found.next_offset)
-        return Slice(FileSlice(self.file, found.position, found.size), found.next_offset)
+        if not segment_range.size:
+            return LogSlice(b"", offset)
+        if segment_range.size < SLICE_SIZE_MIN or self.file.fileno() < 0:
+            return LogSlice(
+                self.file.read(segment_range.position, segment_range.size),
+                segment_range.next_offset,
+            )
+        return LogSlice(
+            FileSlice(self.file, segment_range.position, segment_range.size),
+            segment_range.next_offset,
+        )
 
-    def since(self, timestamp_ms: int, start: int) -> TimestampOffset | None:
+    def find_since(self, timestamp_ms: int, start: int) -> TimestampOffset | None:
         """Return the first record from offset `start` on with at least that timestamp. Runs in a
         thread. Raises `OSError`, `CorruptBatch`."""
-        return self.index.since(self.file.read, timestamp_ms, start)
+        return self.index.find_first_record_since(self.file.read, timestamp_ms, start)
 
 
 class ChunkCache:
@@ -77,13 +83,13 @@ class ChunkCache:
 
     def get(self, key: ChunkKey) -> CachedChunk | None:
         """Return a chunk, which is now the last to leave."""
-        found = self._chunks.pop(key, None)
-        if found is None:
+        chunk = self._chunks.pop(key, None)
+        if chunk is None:
             self.misses_total += 1
             return None
         self.hits_total += 1
-        self._chunks[key] = found
-        return found
+        self._chunks[key] = chunk
+        return chunk
 
     def has(self, key: ChunkKey) -> bool:
         return key in self._chunks
@@ -91,7 +97,7 @@ class ChunkCache:
     def write(self, key: ChunkKey, data: Buffer) -> CachedChunk:
         """Write a chunk's file, before `add`. May run in another thread. Raises `OSError`,
         `CorruptBatch`."""
-        file = self._storage.open(self._path(key), create=True)
+        file = self._storage.open(self._get_path(key), create=True)
         file.write(0, [data])
         return CachedChunk(file, ChunkIndex(data))
 
@@ -109,7 +115,7 @@ class ChunkCache:
 
     def _drop(self, key: ChunkKey) -> None:
         self.size_bytes -= self._chunks.pop(key).index.size
-        self._storage.remove(self._path(key))
+        self._storage.remove(self._get_path(key))
 
-    def _path(self, key: ChunkKey) -> str:
+    def _get_path(self, key: ChunkKey) -> str:
         return f"{self._directory}/{key.segment_id}-{key.number}"

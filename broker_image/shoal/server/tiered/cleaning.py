@@ -17,20 +17,19 @@ the start. If the manifest is lost, all segments count as dirty.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shoal.log.cleaner import ENTRY_BYTES, Cleaner, Transactions, emptied
+from shoal.log.cleaner import ENTRY_BYTES, Aside, CleanedTransactionMetadata, Cleaner, drop_records
 from shoal.log.segment import CLEANED, Segment
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.reader import PAUSE_MS_MAX
 from shoal.tiered import cleaning
 from shoal.tiered.segment_object import Section
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from shoal.log.indexes import AbortedTransaction
     from shoal.log.log import Log
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from shoal.server.tiered.reader import PartitionReader
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
 
+_END = object()
 #: Sections that a group takes over from its last segment.
 _KEPT = (Section.LEADER_EPOCHS, Section.PRODUCER_SNAPSHOT)
 
@@ -82,19 +82,19 @@ class RemoteCleaning:
         manifests = self._copier.manifests
         if not partition.is_leader or not manifests.is_claimed(partition, epoch):
             return
-        prefix = self._copier.prefix(partition)
-        found = cleaning.served(remote, log.log_start_offset, log.epochs.epoch_of)
-        if found.unused:
+        prefix = self._copier.get_prefix(partition)
+        served = cleaning.find_served_segments(remote, log.log_start_offset, log.epochs.find_epoch)
+        if served.unused:
             # They may have records that a tombstone has deleted elsewhere.
-            await self._copier.delete(partition, prefix, found.unused)
-        cleaned_to = manifests.cleaned_to(partition.key)
-        if found.dirty_ratio(cleaned_to) <= log.config.min_cleanable_dirty_ratio:
+            await self._copier.delete(partition, prefix, served.unused)
+        cleaned_to = manifests.get_cleaned_to(partition.key)
+        if served.compute_dirty_ratio(cleaned_to) <= log.config.min_cleanable_dirty_ratio:
             return
         memory_bytes = self._cache.image.broker_config["log.cleaner.dedupe.buffer.size"]
-        work = _Cleaning(self, partition, reader, found.chain, cleaned_to, memory_bytes)
+        work = _Cleaning(self, partition, reader, served.chain, cleaned_to, memory_bytes)
         await work.map()
-        for group in cleaning.groups(
-            found.chain, work.cleaner.mapped_to + 1, log.config.segment_bytes
+        for group in cleaning.group_segments(
+            served.chain, work.cleaner.mapped_to + 1, log.config.segment_bytes
         ):
             await self._clean(work, prefix, epoch, group)
         manifests.set_cleaned_to(partition.key, work.cleaner.mapped_to + 1)
@@ -119,12 +119,12 @@ class RemoteCleaning:
         try:
             if not await work.write(group, cleaned):
                 return
-            more = await work.sections(group[-1])
+            more = await work.read_sections(group[-1])
             end = group[-1].end_offset + 1
             described = self._copier.describe(partition, group[0].base_offset, end, cleaned.size)
             ready = await self._copier.prepare(cleaned, described, more)
             await self.wait()
-            if partition.lost_leadership_since(epoch):
+            if partition.has_lost_leadership_since(epoch):
                 raise LostLeadership("another broker leads the partition")
             await self._copier.put(partition, prefix, ready)
             await self._copier.delete(partition, prefix, group)
@@ -134,7 +134,7 @@ class RemoteCleaning:
     async def wait(self) -> None:
         """Wait until the quotas allow the next transfer."""
         for quota in self._quotas:
-            while wait_ms := quota.throttle_ms():
+            while wait_ms := quota.compute_throttle_ms():
                 # The limit may change meanwhile.
                 await asyncio.sleep(min(wait_ms, PAUSE_MS_MAX) / 1000)
 
@@ -157,7 +157,7 @@ class _Cleaning:
         self._reader = reader
         self._chain = chain
         self._aborted: list[AbortedTransaction] = []
-        self._transactions = Transactions()
+        self._transactions = CleanedTransactionMetadata()
         self.cleaner = Cleaner(
             partition.log.config,
             now_ms=self._node.clock.now_ms(),
@@ -171,17 +171,17 @@ class _Cleaning:
         cleaner = self.cleaner
         for segment in self._chain:
             if not segment.txn_index_empty:
-                self._aborted += await self._reader.transactions(segment)
-        self._aborted += _local_aborted(self.partition.log, cleaner.end)
-        transactions = Transactions()
+                self._aborted += await self._reader.read_transactions(segment)
+        self._aborted += _list_local_aborted(self.partition.log, cleaner.end)
+        transactions = CleanedTransactionMetadata()
         transactions.add(self._aborted)
         self._transactions.add(self._aborted)
         for segment in self._chain:
             if segment.end_offset < cleaner.start:
                 continue
-            async for data in self._chunks(segment):
-                await self._node.disk.run(
-                    partial(_exhaust, cleaner.map(_batches(data), transactions))
+            async for data in self._iterate_chunks(segment):
+                await self._take_steps(
+                    cleaner.build_offset_map(_iterate_batches(data), transactions)
                 )
                 if cleaner.is_full:
                     return
@@ -189,31 +189,43 @@ class _Cleaning:
 
     async def write(self, group: list[RemoteSegment], cleaned: Segment) -> bool:
         """Write the records of a group that stay. Return whether the result is another one."""
-        writer = _Writer(self.cleaner, self._transactions, cleaned, merges=len(group) > 1)
+        writer = _CleanedWriter(self.cleaner, self._transactions, cleaned, merges=len(group) > 1)
         for segment in group:
-            async for data in self._chunks(segment):
-                await self._node.disk.run(partial(writer.write, data))
+            async for data in self._iterate_chunks(segment):
+                await self._take_steps(writer.write(data))
         await self._node.disk.run(writer.close)
         return writer.is_changed
 
-    async def sections(self, segment: RemoteSegment) -> dict[Section, bytes]:
-        """Return the sections of a segment that do not depend on its records."""
-        footer = await self._reader.footer(segment)
-        present = [kind for kind in _KEPT if kind in footer.sections]
-        return {kind: await self._reader.section(segment, footer, kind) for kind in present}
+    async def _take_steps(self, steps: Iterator[Aside[Any] | None]) -> None:
+        """Run each step in the disk's worker, so that syncs wait for one step at most, and what
+        takes long in the one for large batches."""
+        while (step := await self._node.disk.run(partial(next, steps, _END))) is not _END:
+            if isinstance(step, Aside):
+                await self._node.record_worker.submit(step.run_once)
 
-    async def _chunks(self, segment: RemoteSegment) -> AsyncIterator[bytes]:
-        footer = await self._reader.footer(segment)
+    async def read_sections(self, segment: RemoteSegment) -> dict[Section, bytes]:
+        """Return the sections of a segment that do not depend on its records."""
+        footer = await self._reader.read_footer(segment)
+        present = [kind for kind in _KEPT if kind in footer.sections]
+        return {kind: await self._reader.read_section(segment, footer, kind) for kind in present}
+
+    async def _iterate_chunks(self, segment: RemoteSegment) -> AsyncIterator[bytes]:
+        footer = await self._reader.read_footer(segment)
         for number in range(len(footer.chunks)):
             await self._owner.wait()
-            yield await self._reader.chunk(segment, footer, number)
+            yield await self._reader.read_chunk(segment, footer, number)
 
 
-class _Writer:
+class _CleanedWriter:
     """Filters chunks into a new segment."""
 
     def __init__(
-        self, cleaner: Cleaner, transactions: Transactions, cleaned: Segment, *, merges: bool
+        self,
+        cleaner: Cleaner,
+        transactions: CleanedTransactionMetadata,
+        cleaned: Segment,
+        *,
+        merges: bool,
     ) -> None:
         """`merges` is whether the new segment takes the place of several."""
         self._cleaner = cleaner
@@ -226,29 +238,29 @@ class _Writer:
         #: Whether the new segment has other batches than the old ones.
         self.is_changed = merges
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> Iterator[Aside[Any] | None]:
         """Raises `CorruptBatch`, `OSError`."""
-        for _, header, batch in _batches(data):
+        for _, header, batch in _iterate_batches(data):
             if header.base_offset < self._next_offset:
                 # The segment before this one has it, too.
                 self.is_changed = True
                 continue
             self._next_offset, self._last = header.next_offset, (header, batch)
             self._count += 1
-            kept = _result(
-                self._cleaner.filter(header, batch, self._transactions, self._cleaned.txn_index)
+            filtered = yield from self._cleaner.filter_batch(
+                header, batch, self._transactions, self._cleaned.txn_index
             )
-            if kept is None or kept[0] != batch:
+            if filtered is None or filtered[0] != batch:
                 self.is_changed = True
-            if kept is not None:
-                self._append(kept[0], header.last_offset, kept[1])
+            if filtered is not None:
+                self._append(filtered[0], header.last_offset, filtered[1])
 
     def close(self) -> None:
         """Complete the segment. A segment is never empty: its last batch stays without records."""
         if not self._cleaned.size:
             assert self._last is not None
             header, batch = self._last
-            data, max_timestamp = emptied(header)
+            data, max_timestamp = drop_records(header)
             self._append(data, header.last_offset, max_timestamp)
             if self._count == 1 and data == batch:
                 self.is_changed = self._merges
@@ -260,29 +272,16 @@ class _Writer:
         self._cleaned.append([data], last_offset, max_timestamp, interval)
 
 
-def _local_aborted(log: Log, end: int) -> list[AbortedTransaction]:
+def _list_local_aborted(log: Log, end: int) -> list[AbortedTransaction]:
     """Return the aborted transactions with records below `end` and their markers on the disk."""
     start = log.bases[0]
     return [
-        one
-        for one in log.aborted_transactions(start, log.log_end_offset)
-        if one.first_offset < end and one.last_offset >= start
+        transaction
+        for transaction in log.find_aborted_transactions(start, log.log_end_offset)
+        if transaction.first_offset < end and transaction.last_offset >= start
     ]
 
 
-def _batches(data: bytes) -> Iterator[tuple[int, BatchHeader, bytes]]:
-    for at, header in headers(data):
+def _iterate_batches(data: bytes) -> Iterator[tuple[int, BatchHeader, bytes]]:
+    for at, header in iter_headers(data):
         yield at, header, data[at : at + header.size]
-
-
-def _exhaust(steps: Iterator[None]) -> None:
-    deque(steps, maxlen=0)
-
-
-def _result(steps: Generator[None, None, tuple[bytes, int] | None]) -> tuple[bytes, int] | None:
-    """Run a generator to its end, and return its value."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value

@@ -22,32 +22,32 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.log.segment import INDEX, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
+from shoal.log.segment import INDEX, SNAPSHOT, TIME_INDEX, TXN_INDEX, format_file_name
 from shoal.server.metrics.tiered import RemoteState
 from shoal.server.tiered import rebuild
 from shoal.server.tiered.manifests import LostLeadership, Manifests
 from shoal.server.tiered.reconciliation import Reconciliation
 from shoal.tiered import keys, retention
 from shoal.tiered.metadata_records import (
-    SegmentAdded,
-    SegmentId,
-    SegmentState,
-    SegmentUpdated,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentState,
+    RemoteLogSegmentUpdate,
+    build_tombstones,
     encode,
-    key_of,
-    tombstones,
+    encode_key,
 )
-from shoal.tiered.remote_log import Encryption, RemoteSegment, custom_metadata
+from shoal.tiered.remote_log import Encryption, RemoteSegment, encode_custom_metadata
 from shoal.tiered.segment_object import (
     DamagedObject,
-    Description,
     SealedSource,
     Section,
+    SegmentDescription,
     SegmentSource,
+    build_tail,
     scan,
-    tail,
 )
-from shoal.tiered.store import Range, StoreError
+from shoal.tiered.store import ByteRange, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,29 +79,29 @@ _FILES = {
 _RELATIVE = (Section.OFFSET_INDEX, Section.TIME_INDEX)
 
 
-class Prepared(NamedTuple):
+class PreparedSegment(NamedTuple):
     """A segment that is ready to be uploaded."""
 
     source: SegmentSource | SealedSource
-    description: Description
+    description: SegmentDescription
     txn_index_empty: bool
     encryption: Encryption
 
     def as_remote(self) -> RemoteSegment:
         """Return the segment as the remote log has it once the copy has finished, after the
         upload."""
-        found = self.description
+        description = self.description
         return RemoteSegment(
-            found.segment_id,
-            found.base_offset,
-            found.end_offset,
-            found.max_timestamp,
-            found.log_size,
+            description.segment_id,
+            description.base_offset,
+            description.end_offset,
+            description.max_timestamp,
+            description.log_size,
             self.source.size,
             len(self.source.footer),
-            found.broker_id,
+            description.broker_id,
             self.txn_index_empty,
-            found.leader_epochs,
+            description.leader_epochs,
             self.encryption,
         )
 
@@ -135,9 +135,9 @@ class Copier:
         #: When this broker first saw an unfinished attempt of another broker.
         self._seen_ms: dict[UUID, int] = {}
 
-    def prefix(self, partition: Partition) -> str:
+    def get_prefix(self, partition: Partition) -> str:
         """Return the prefix of the partition's objects."""
-        return keys.partition_prefix(
+        return keys.format_partition_prefix(
             self._cluster_id, partition.topic, partition.topic_id, partition.index
         )
 
@@ -154,26 +154,26 @@ class Copier:
         if not partition.is_leader or not self._metadata.is_loaded(partition.key):
             return 0
         epoch = partition.leader_epoch
-        remote = self._metadata.remote(partition.key)
-        prefix = self.prefix(partition)
+        remote = self._metadata.get_remote(partition.key)
+        prefix = self.get_prefix(partition)
         if not self.manifests.is_claimed(partition, epoch):
             await self.reconciliation.claim(partition, prefix, epoch)
         self._advance_start(partition, remote)
         start = partition.log.log_start_offset
-        unfinished = remote.in_state(SegmentState.COPY_SEGMENT_STARTED)
+        unfinished = remote.find_in_state(RemoteLogSegmentState.COPY_SEGMENT_STARTED)
         due = [
-            *remote.below(start),
+            *remote.find_below(start),
             *filter(self._is_abandoned, unfinished),
-            *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
+            *remote.find_in_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED),
         ]
-        for at in range(0, len(due), rebuild.BATCH):
-            await self.delete(partition, prefix, due[at : at + rebuild.BATCH])
+        for index in range(0, len(due), rebuild.BATCH):
+            await self.delete(partition, prefix, due[index : index + rebuild.BATCH])
         wait_ms = 0
-        for segment, base_offset, end in list(self._copyable(partition, remote)):
-            wait_ms = self._quota.throttle_ms()
+        for segment, base_offset, end in list(self._find_copyable(partition, remote)):
+            wait_ms = self._quota.compute_throttle_ms()
             if wait_ms:
                 break
-            if partition.lost_leadership_since(epoch):
+            if partition.has_lost_leadership_since(epoch):
                 raise LostLeadership("another broker leads the partition")
             await self._copy(partition, prefix, segment, base_offset, end)
         if not self.manifests.is_current(partition, remote.fingerprint):
@@ -186,15 +186,15 @@ class Copier:
     ) -> int:
         """Delete all objects of a partition whose topic is deleted or no longer tiered, while
         `is_due` returns that it is. Return 0. Raises what `run` raises."""
-        prefix = keys.partition_prefix(self._cluster_id, topic, *key)
-        remote = self._metadata.remote(key)
+        prefix = keys.format_partition_prefix(self._cluster_id, topic, *key)
+        remote = self._metadata.get_remote(key)
         due = [
             *remote,
-            *remote.in_state(SegmentState.COPY_SEGMENT_STARTED),
-            *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
+            *remote.find_in_state(RemoteLogSegmentState.COPY_SEGMENT_STARTED),
+            *remote.find_in_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED),
         ]
-        for at in range(0, len(due), rebuild.BATCH):
-            batch = due[at : at + rebuild.BATCH]
+        for index in range(0, len(due), rebuild.BATCH):
+            batch = due[index : index + rebuild.BATCH]
             if not is_due():
                 return 0
             await self._begin_deletion(topic, key, batch)
@@ -213,14 +213,16 @@ class Copier:
         """Move the log start offset as retention requires, and to the first offset that exists."""
         log, config = partition.log, partition.log.config
         local = [
-            retention.Extent(segment.base_offset, end, segment.size, segment.max_timestamp()[0])
-            for segment, end in _with_ends(log)
+            retention.SegmentRange(
+                segment.base_offset, end, segment.size, segment.find_max_timestamp()[0]
+            )
+            for segment, end in _pair_with_ends(log)
         ]
-        extents = retention.joined(
-            map(retention.Extent._make, remote.extents()),
+        extents = retention.join_tiers(
+            map(retention.SegmentRange._make, remote.iter_segment_ranges()),
             local,
         )
-        start = retention.start_offset(
+        start = retention.find_start_offset(
             extents,
             log_start_offset=max(log.log_start_offset, extents[0].start),
             high_watermark=partition.high_watermark,
@@ -248,7 +250,7 @@ class Copier:
         """Delete the objects of segments, which the manifest no longer names then."""
         key = partition.key
         await self._begin_deletion(partition.topic, key, segments)
-        remote = self._metadata.remote(key)
+        remote = self._metadata.get_remote(key)
         if not self.manifests.is_current(partition, remote.fingerprint):
             await self.manifests.write(partition, prefix, remote)
         await self._delete_objects(partition.topic, key, prefix, segments)
@@ -256,42 +258,50 @@ class Copier:
     async def _begin_deletion(
         self, topic: str, key: tuple[UUID, int], segments: Sequence[RemoteSegment]
     ) -> None:
-        started = SegmentState.DELETE_SEGMENT_STARTED
+        started = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
         await self._metadata.append(
-            key, [self._updated(SegmentId(topic, *key, s.segment_id), started) for s in segments]
+            key,
+            [
+                self._make_update(RemoteLogSegmentId(topic, *key, s.segment_id), started)
+                for s in segments
+            ],
         )
 
     async def _delete_objects(
         self, topic: str, key: tuple[UUID, int], prefix: str, segments: Sequence[RemoteSegment]
     ) -> None:
-        meter = self._meters.of(topic)
+        meter = self._meters.get_meter(topic)
         meter.deletes += len(segments)
         try:
             await self._store.delete(
-                [keys.segment_key(prefix, s.base_offset, s.segment_id) for s in segments]
+                [keys.format_segment_key(prefix, s.base_offset, s.segment_id) for s in segments]
             )
         except StoreError:
             meter.delete_errors += len(segments)
             raise
         records: list[tuple[bytes, bytes | None]] = []
         for segment in segments:
-            found = SegmentId(topic, *key, segment.segment_id)
-            records.append(self._updated(found, SegmentState.DELETE_SEGMENT_FINISHED))
-            records += tombstones(found)
+            identity = RemoteLogSegmentId(topic, *key, segment.segment_id)
+            records.append(
+                self._make_update(identity, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+            )
+            records += build_tombstones(identity)
         await self._metadata.append(key, records)
         for segment in segments:
             self._cache.drop_segment(segment.segment_id)
             self._seen_ms.pop(segment.segment_id, None)
 
-    def _updated(
-        self, segment: SegmentId, state: SegmentState, custom: bytes | None = None
+    def _make_update(
+        self, segment: RemoteLogSegmentId, state: RemoteLogSegmentState, custom: bytes | None = None
     ) -> tuple[bytes, bytes]:
-        record = SegmentUpdated(segment, self._node.id, self._node.clock.now_ms(), custom, state)
-        return key_of(record), encode(record)
+        record = RemoteLogSegmentUpdate(
+            segment, self._node.id, self._node.clock.now_ms(), custom, state
+        )
+        return encode_key(record), encode(record)
 
     # Copying
 
-    def _copyable(
+    def _find_copyable(
         self, partition: Partition, remote: RemoteLog
     ) -> Iterable[tuple[Segment, int, int]]:
         """Return the closed segments below the last stable offset that are not copied, with the
@@ -306,9 +316,14 @@ class Copier:
             bound = min(bound, log.cleaned_to)
         start = max(remote.end_offset + 1, log.log_start_offset)
         base_offset: int | None = None
-        for segment, end in _with_ends(log)[:-1]:
+        newer_bytes, now_ms = log.size_bytes, self._node.clock.now_ms()
+        for segment, end in _pair_with_ends(log)[:-1]:
+            newer_bytes -= segment.size
             if end <= start or end > bound:
                 continue
+            timestamp = segment.find_max_timestamp()[0]
+            if not retention.may_copy(log.config, timestamp, newer_bytes, now_ms):
+                return
             if base_offset is None:
                 base_offset = segment.base_offset
             if segment.size:
@@ -320,70 +335,80 @@ class Copier:
     ) -> None:
         log = partition.log
         described = self.describe(partition, base_offset, end, segment.size)
-        more = {Section.LEADER_EPOCHS: _checkpoint([e for e in log.epochs.entries if e[1] < end])}
-        snapshot = f"{log.directory}/{file_name(end, SNAPSHOT)}"
+        more = {
+            Section.LEADER_EPOCHS: _encode_checkpoint([e for e in log.epochs.entries if e[1] < end])
+        }
+        snapshot = f"{log.directory}/{format_file_name(end, SNAPSHOT)}"
         if log.storage.exists(snapshot):
             read = partial(log.storage.read_file, snapshot)
             more[Section.PRODUCER_SNAPSHOT] = await self._node.disk.run(read)
         await self.put(partition, prefix, await self.prepare(segment, described, more))
 
-    def describe(self, partition: Partition, base_offset: int, end: int, size: int) -> Description:
+    def describe(
+        self, partition: Partition, base_offset: int, end: int, size: int
+    ) -> SegmentDescription:
         """Return the description of a segment with the offsets [base_offset, end), whose log has
         `size` bytes, for an attempt to copy it."""
-        return Description(
+        return SegmentDescription(
             cluster_id=self._cluster_id,
             topic=partition.topic,
             topic_id=partition.topic_id,
             partition=partition.index,
-            segment_id=self._node.random_id(),
+            segment_id=self._node.make_random_id(),
             base_offset=base_offset,
             end_offset=end - 1,
             max_timestamp=-1,
             log_size=size,
-            leader_epochs=_epochs_within(partition.log.epochs.entries, base_offset, end),
+            leader_epochs=_find_epochs_within(partition.log.epochs.entries, base_offset, end),
             broker_id=self._node.id,
             leader_epoch=partition.leader_epoch,
             copied_ms=self._node.clock.now_ms(),
         )
 
     async def prepare(
-        self, segment: Segment, described: Description, more: Mapping[Section, bytes]
-    ) -> Prepared:
+        self, segment: Segment, described: SegmentDescription, more: Mapping[Section, bytes]
+    ) -> PreparedSegment:
         """Check a segment, and build its object with its indexes and the sections `more`. Raises
         `CorruptBatch`, `KeyUnavailable`, `OSError`."""
         return await self._node.loop.run_in_executor(
-            self._executor, lambda: prepare(segment, described, more, self._sealing.sealer)
+            self._executor, lambda: prepare(segment, described, more, self._sealing.make_sealer)
         )
 
-    async def put(self, partition: Partition, prefix: str, ready: Prepared) -> None:
+    async def put(self, partition: Partition, prefix: str, ready: PreparedSegment) -> None:
         """Put a segment into the store, with all steps. Raises what `run` raises."""
-        found = ready.description
-        segment_id = found.segment_id
-        identity = SegmentId(partition.topic, partition.topic_id, partition.index, segment_id)
-        added = SegmentAdded(
+        description = ready.description
+        segment_id = description.segment_id
+        identity = RemoteLogSegmentId(
+            partition.topic, partition.topic_id, partition.index, segment_id
+        )
+        added = RemoteLogSegmentMetadata(
             identity,
-            found.base_offset,
-            found.end_offset,
+            description.base_offset,
+            description.end_offset,
             self._node.id,
-            found.max_timestamp,
-            found.copied_ms,
-            found.leader_epochs,
-            found.log_size,
-            SegmentState.COPY_SEGMENT_STARTED,
+            description.max_timestamp,
+            description.copied_ms,
+            description.leader_epochs,
+            description.log_size,
+            RemoteLogSegmentState.COPY_SEGMENT_STARTED,
             ready.txn_index_empty,
         )
         self._under_way.add(segment_id)
-        meter = self._meters.of(partition.topic)
+        meter = self._meters.get_meter(partition.topic)
         meter.copies += 1
         self._quota.record(ready.source.size)
         try:
-            await self._metadata.append(partition.key, [(key_of(added), encode(added))])
-            await self._upload(keys.segment_key(prefix, found.base_offset, segment_id), ready)
-            remote = self._metadata.remote(partition.key)
+            await self._metadata.append(partition.key, [(encode_key(added), encode(added))])
+            await self._upload(
+                keys.format_segment_key(prefix, description.base_offset, segment_id), ready
+            )
+            remote = self._metadata.get_remote(partition.key)
             await self.manifests.write(partition, prefix, remote, ready.as_remote())
             size, footer_size = ready.source.size, len(ready.source.footer)
-            custom = custom_metadata(size, footer_size, ready.encryption)
-            finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
+            custom = encode_custom_metadata(size, footer_size, ready.encryption)
+            finished = self._make_update(
+                identity, RemoteLogSegmentState.COPY_SEGMENT_FINISHED, custom
+            )
             await self._metadata.append(partition.key, [finished])
         except Exception:
             meter.copy_errors += 1
@@ -392,49 +417,52 @@ class Copier:
             self._under_way.discard(segment_id)
         meter.copied_bytes += ready.source.size
 
-    async def _upload(self, key: str, ready: Prepared) -> None:
+    async def _upload(self, key: str, ready: PreparedSegment) -> None:
         """Put the object, and read its end back: the store has all of it."""
         await self._store.put(key, ready.source)
-        size = await self._store.size(key)
+        size = await self._store.get_size(key)
         if size != ready.source.size:
             raise DamagedObject(
                 f"{key} has {size} bytes in the store instead of {ready.source.size}"
             )
         written = ready.source.footer
-        (footer,) = await self._store.get_ranges(key, [Range(size - len(written), size)])
+        (footer,) = await self._store.get_ranges(key, [ByteRange(size - len(written), size)])
         if footer != written:
             raise DamagedObject(f"{key} has another footer in the store than was written")
 
 
-def state_of(partition: Partition, remote: RemoteLog) -> RemoteState:
+def compute_state(partition: Partition, remote: RemoteLog) -> RemoteState:
     """Return what a partition has in the store, and what the next passes have to do."""
     start = partition.log.log_start_offset
-    behind = [
+    pending_sizes = [
         segment.size
-        for segment, end in _with_ends(partition.log)[:-1]
+        for segment, end in _pair_with_ends(partition.log)[:-1]
         if end > max(remote.end_offset + 1, start) and segment.size
     ]
     due = [
         segment.log_size
-        for segment in (*remote.below(start), *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED))
+        for segment in (
+            *remote.find_below(start),
+            *remote.find_in_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED),
+        )
     ]
     return RemoteState(
         partition.topic,
         len(remote),
         remote.size_bytes,
-        len(behind),
-        sum(behind),
+        len(pending_sizes),
+        sum(pending_sizes),
         len(due),
         sum(due),
     )
 
 
-def _with_ends(log: Log) -> list[tuple[Segment, int]]:
+def _pair_with_ends(log: Log) -> list[tuple[Segment, int]]:
     """Return the segments of a log, each with the offset behind it."""
     return list(zip(log.segments, [*log.bases[1:], log.log_end_offset], strict=True))
 
 
-def _epochs_within(
+def _find_epochs_within(
     entries: Sequence[tuple[int, int]], base_offset: int, end: int
 ) -> tuple[tuple[int, int], ...]:
     """Return the leader epochs of the offsets [base_offset, end), with their first offset there."""
@@ -444,7 +472,7 @@ def _epochs_within(
     )
 
 
-def _checkpoint(entries: Sequence[tuple[int, int]]) -> bytes:
+def _encode_checkpoint(entries: Sequence[tuple[int, int]]) -> bytes:
     """Return leader epochs as the file `leader-epoch-checkpoint`."""
     lines = ["0", str(len(entries)), *(f"{epoch} {start}" for epoch, start in entries)]
     return "".join(f"{line}\n" for line in lines).encode()
@@ -452,29 +480,31 @@ def _checkpoint(entries: Sequence[tuple[int, int]]) -> bytes:
 
 def prepare(
     segment: Segment,
-    described: Description,
+    described: SegmentDescription,
     more: Mapping[Section, bytes],
     sealer: Callable[[bytes], Sealer | None],
-) -> Prepared:
+) -> PreparedSegment:
     """Check a closed segment and build what its object has behind the log. Runs in a thread.
     Raises `CorruptBatch`, `KeyUnavailable`, `OSError`."""
     storage = segment.storage
-    found = scan(segment.file.read, described.log_size)
+    scanned = scan(segment.file.read, described.log_size)
     sections = dict(more)
     for section, kind in _FILES.items():
         if section in _RELATIVE and described.base_offset != segment.base_offset:
             continue
-        if storage.exists(segment.path(kind)):
-            sections[section] = storage.read_file(segment.path(kind))
-    described = described._replace(max_timestamp=found.max_timestamp)
+        if storage.exists(segment.build_path(kind)):
+            sections[section] = storage.read_file(segment.build_path(kind))
+    described = described._replace(max_timestamp=scanned.max_timestamp)
     read = segment.file.read
     seals = sealer(described.owner)
     source: SegmentSource | SealedSource
     if seals is None:
-        end = tail(described, found.chunks, sections)
+        end = build_tail(described, scanned.chunks, sections)
         source = SegmentSource(read, described.log_size, end)
     else:
-        source = SealedSource(read, described, found.chunks, sections, seals)
+        source = SealedSource(read, described, scanned.chunks, sections, seals)
     is_clear = seals is None or seals.envelope is None
     encryption = Encryption.CLEAR if is_clear else Encryption.ENCRYPTED
-    return Prepared(source, described, not sections.get(Section.TRANSACTION_INDEX), encryption)
+    return PreparedSegment(
+        source, described, not sections.get(Section.TRANSACTION_INDEX), encryption
+    )

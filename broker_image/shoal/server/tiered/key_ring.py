@@ -11,9 +11,9 @@ import base64
 import binascii
 from typing import TYPE_CHECKING
 
-from shoal.metadata.config_keys import key_id as key_id_reason
+from shoal.metadata.config_keys import check_key_id as key_id_reason
 from shoal.server.config import InvalidConfig
-from shoal.tiered.sealing import KEY_BYTES, KeyUnavailable, Sealer, new_envelope
+from shoal.tiered.sealing import KEY_BYTES, KeyUnavailable, Sealer, create_envelope
 
 if TYPE_CHECKING:
     from shoal.log.storage import Storage
@@ -34,7 +34,7 @@ class KeyDirectory:
         self._storage = storage
         self._path = path
 
-    def secret(self, key_id: str) -> bytes:
+    def get_secret(self, key_id: str) -> bytes:
         """Return a key. Raises `KeyUnavailable`."""
         if not self._path:
             raise KeyUnavailable(
@@ -58,12 +58,12 @@ class KeyDirectory:
                 "readable for the broker"
             ) from None
         try:
-            found = base64.b64decode(text.strip(), validate=True)
+            key = base64.b64decode(text.strip(), validate=True)
         except binascii.Error:
-            found = b""
-        if len(found) != KEY_BYTES:
+            key = b""
+        if len(key) != KEY_BYTES:
             raise KeyUnavailable(f"the key {key_id!r} in {path} is invalid. {_REMEDY}")
-        return found
+        return key
 
 
 class Sealing:
@@ -77,7 +77,7 @@ class Sealing:
         key_id = node.config[_KEY_ID]
         if key_id:
             try:
-                self.keys.secret(key_id)
+                self.keys.get_secret(key_id)
             except KeyUnavailable as error:
                 raise InvalidConfig(f"{_KEY_ID}={key_id}: {error}.") from None
 
@@ -92,13 +92,13 @@ class Sealing:
         copied."""
         return not self.key_id or bool(self._cache.image.broker_config[_CLEAR_SEGMENTS])
 
-    def sealer(self, owner: bytes) -> Sealer | None:
+    def make_sealer(self, owner: bytes) -> Sealer | None:
         """Return what seals a new object, None if it stays as it is. Reads the key's file. Raises
         `KeyUnavailable`.
 
         `owner` names the object, which alone can be opened with the envelope."""
         compresses = self._cache.image.broker_config[_COMPRESSION] == "zstd"
         if key_id := self.key_id:
-            envelope, cipher = new_envelope(self.keys, key_id, owner, self._random_bytes)
+            envelope, cipher = create_envelope(self.keys, key_id, owner, self._random_bytes)
             return Sealer(compresses=compresses, envelope=envelope, cipher=cipher)
         return Sealer(compresses=True) if compresses else None

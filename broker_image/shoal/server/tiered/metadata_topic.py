@@ -12,11 +12,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.client.errors import ClientError
-from shoal.client.partitioner import partition_of
+from shoal.client.produce.partitioner import choose_partition
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
-from shoal.record.batch import CorruptBatch, headers
+from shoal.record.batch import CorruptBatch, iter_headers
 from shoal.record.records import build_batch, read_records
 from shoal.replication.pending_append import PendingAppend
 from shoal.tiered.metadata_records import TOPIC
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.links import Link
-    from shoal.server.network.peers import Peers
+    from shoal.server.network.peers import BrokerPeers
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
@@ -61,7 +61,7 @@ class CreateTopic(Protocol):
     def __call__(self, topic: TopicName) -> Awaitable[None]: ...
 
 
-class _Followed:
+class _ReplayedPartition:
     """One partition of the topic, as far as this broker has replayed it."""
 
     __slots__ = ("loaded_to", "position", "waiting")
@@ -79,9 +79,9 @@ class _Followed:
 
     def advance(self, position: int) -> None:
         self.position = max(self.position, position)
-        done = [entry for entry in self.waiting if entry[0] < self.position]
+        reached = [entry for entry in self.waiting if entry[0] < self.position]
         self.waiting = [entry for entry in self.waiting if entry[0] >= self.position]
-        for _, future in done:
+        for _, future in reached:
             if not future.done():
                 future.set_result(None)
 
@@ -95,7 +95,7 @@ class MetadataTopic:
         cache: MetadataCache,
         partitions: Partitions,
         *,
-        peers: Peers,
+        peers: BrokerPeers,
         purgatory: Purgatory,
         create_topic: CreateTopic,
     ) -> None:
@@ -106,19 +106,19 @@ class MetadataTopic:
         self._purgatory = purgatory
         self._create_topic = create_topic
         self.logs = RemoteLogs()
-        self._followed: dict[int, _Followed] = {}
+        self._followed: dict[int, _ReplayedPartition] = {}
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._local: dict[int, Partition] = {}
         self._creating: asyncio.Task[None] | None = None
 
-    def remote(self, key: Key) -> RemoteLog:
+    def get_remote(self, key: Key) -> RemoteLog:
         """Return the remote log of a partition."""
         return self.logs[key]
 
     def follow(self, key: Key) -> None:
         """Read the records of a partition from now on."""
         if self._count():
-            self._followed.setdefault(self.index_of(key), _Followed())
+            self._followed.setdefault(self.get_index(key), _ReplayedPartition())
             self.refresh()
 
     def is_loaded(self, key: Key) -> bool:
@@ -126,20 +126,20 @@ class MetadataTopic:
         replayed. There are none if the topic does not exist."""
         if not self._count():
             return True
-        followed = self._followed.get(self.index_of(key))
+        followed = self._followed.get(self.get_index(key))
         return followed is not None and followed.is_loaded
 
-    def led_keys(self) -> list[Key]:
+    def list_led_keys(self) -> list[Key]:
         """Return the partitions with segments whose records are in partitions led here."""
         return [
             key
             for key, remote in self.logs.items()
-            if not remote.is_empty and self._count() and self.index_of(key) in self._local
+            if not remote.is_empty and self._count() and self.get_index(key) in self._local
         ]
 
-    def index_of(self, key: Key) -> int:
+    def get_index(self, key: Key) -> int:
         """Return the partition of the topic that has the records of a partition."""
-        return index_of(key, self._count())
+        return compute_index(key, self._count())
 
     def _count(self) -> int:
         topic = self._cache.image.topics.get(TOPIC)
@@ -155,8 +155,8 @@ class MetadataTopic:
         if not self._count():
             await self._create()
         self.follow(key)
-        index = self.index_of(key)
-        registered = self._registered(index)
+        index = self.get_index(key)
+        registered = self._get_partition_image(index)
         if registered.leader == self._node.id:
             last_offset = await self._append_here(index, records)
         else:
@@ -173,22 +173,22 @@ class MetadataTopic:
 
     async def _create(self) -> None:
         if self._creating is None or self._creating.done():
-            self._creating = self._node.loop.create_task(self._created())
+            self._creating = self._node.loop.create_task(self._create_and_await())
         try:
             await asyncio.shield(self._creating)
         except Exception as error:
             raise MetadataUnavailable(f"{TOPIC} was not created: {error}") from error
 
-    async def _created(self) -> None:
+    async def _create_and_await(self) -> None:
         await self._create_topic(TopicName(TOPIC))
         async with asyncio.timeout(_REPLAY_TIMEOUT_S):
-            await self._cache.until(lambda image: TOPIC in image.topics)
+            await self._cache.wait_until(lambda image: TOPIC in image.topics)
 
-    def _registered(self, index: int) -> PartitionImage:
+    def _get_partition_image(self, index: int) -> PartitionImage:
         return self._cache.image.topics[TOPIC].partitions[index]
 
     async def _append_here(self, index: int, records: Sequence[Pair]) -> int:
-        partition = self._partitions.by_name(TOPIC, index)
+        partition = self._partitions.find_by_name(TOPIC, index)
         if partition is None or not partition.is_leader:
             raise MetadataUnavailable(f"{TOPIC}-{index} has no leader here")
         now_ms = self._node.clock.now_ms()
@@ -198,7 +198,7 @@ class MetadataTopic:
             partition.append_records(records, now_ms=now_ms)
         except (AppendRefused, OSError, LogOffline) as error:
             raise MetadataUnavailable(f"{TOPIC}-{index}: {error}") from None
-        pending = PendingAppend.of(partition, partition.log.log_end_offset)
+        pending = PendingAppend.from_partition(partition, partition.log.log_end_offset)
         if not pending.is_committed:
             await self._purgatory.park(
                 keys=[partition.key],
@@ -238,13 +238,13 @@ class MetadataTopic:
         """Read each followed partition from where its leader is now."""
         leaders: set[int] = set()
         for index in range(self._count()):
-            leader_id = self._registered(index).leader
-            here = self._partitions.by_name(TOPIC, index)
-            if leader_id == self._node.id and here is not None:
-                self._followed.setdefault(index, _Followed())
-                if self._local.get(index) is not here:
-                    self._local[index] = here
-                    here.on_advance(lambda partition: self._read_here(partition.index))
+            leader_id = self._get_partition_image(index).leader
+            local = self._partitions.find_by_name(TOPIC, index)
+            if leader_id == self._node.id and local is not None:
+                self._followed.setdefault(index, _ReplayedPartition())
+                if self._local.get(index) is not local:
+                    self._local[index] = local
+                    local.on_advance(lambda partition: self._read_here(partition.index))
                     self._read_here(index)
                 continue
             self._local.pop(index, None)
@@ -279,16 +279,16 @@ class MetadataTopic:
         """Fetch the followed partitions of one leader, until it leads none of them."""
         link: Link | None = None
         try:
-            while wanted := self._led_by(leader_id):
-                address = self._peers.address_of(leader_id)
+            while indexes := self._list_led_by(leader_id):
+                address = self._peers.find_address(leader_id)
                 try:
                     if address is None:
                         raise ClientError(f"broker {leader_id} is not registered")
                     if link is None or link.address != address:
                         if link is not None:
                             link.close()
-                        link = self._peers.link(address)
-                    if not await self._fetch(link, wanted):
+                        link = self._peers.make_link(address)
+                    if not await self._fetch(link, indexes):
                         await asyncio.sleep(_RETRY_S)
                 except ClientError:
                     await asyncio.sleep(_RETRY_S)
@@ -297,14 +297,14 @@ class MetadataTopic:
             if link is not None:
                 link.close()
 
-    def _led_by(self, leader_id: int) -> list[int]:
+    def _list_led_by(self, leader_id: int) -> list[int]:
         return [
             index
             for index in self._followed
-            if index < self._count() and self._registered(index).leader == leader_id
+            if index < self._count() and self._get_partition_image(index).leader == leader_id
         ]
 
-    async def _fetch(self, link: Link, wanted: Sequence[int]) -> bool:
+    async def _fetch(self, link: Link, indexes: Sequence[int]) -> bool:
         """Fetch once, and replay. Return whether all partitions answered without an error."""
         topic = self._cache.image.topics[TOPIC]
         entries = [
@@ -316,7 +316,7 @@ class MetadataTopic:
                 "log_start_offset": -1,
                 "partition_max_bytes": _READ_BYTES,
             }
-            for index in wanted
+            for index in indexes
         ]
         fields: dict[str, Any] = {
             "max_wait_ms": _FETCH_WAIT_MS,
@@ -330,13 +330,13 @@ class MetadataTopic:
             "rack_id": "",
         }
         answer = await link.request(ApiKey.FETCH, fields)
-        whole = not answer.error_code
+        is_complete = not answer.error_code
         for response in answer.responses:
             for entry in response.partitions:
-                whole &= self._fetched(self._followed[entry.partition_index], entry)
-        return whole
+                is_complete &= self._replay_fetched(self._followed[entry.partition_index], entry)
+        return is_complete
 
-    def _fetched(self, followed: _Followed, entry: Any) -> bool:
+    def _replay_fetched(self, followed: _ReplayedPartition, entry: Any) -> bool:
         if entry.error_code == ErrorCode.offset_out_of_range:
             followed.position = 0
             return False
@@ -347,14 +347,14 @@ class MetadataTopic:
         data = bytes(entry.records or b"")
         if data:
             self.replay(data)
-            followed.advance(max(header.next_offset for _, header in headers(data)))
+            followed.advance(max(header.next_offset for _, header in iter_headers(data)))
         elif followed.position >= entry.high_watermark:
             followed.advance(followed.position)
         return True
 
     def replay(self, data: bytes) -> None:
         """Replay whole batches of the topic."""
-        for at, header in headers(data):
+        for at, header in iter_headers(data):
             if header.is_control:
                 continue
             for record in read_records(data, at):
@@ -369,12 +369,12 @@ class MetadataTopic:
                 task.cancel()
 
 
-def index_of(key: Key, count: int) -> int:
+def compute_index(key: Key, count: int) -> int:
     """Return the partition of the topic for a partition, as Kafka's RemoteLogMetadataManager: by
     the hash of Java's hash of the numbers."""
     topic_id, index = key
-    found = 1
+    java_hash = 1
     for number in (topic_id.int & _LONG_MASK, topic_id.int >> 64):
-        found = 31 * found + (number ^ number >> 32)
-    found = (31 * found + index) & 0xFFFFFFFF
-    return partition_of(found.to_bytes(4, "big"), count)
+        java_hash = 31 * java_hash + (number ^ number >> 32)
+    java_hash = (31 * java_hash + index) & 0xFFFFFFFF
+    return choose_partition(java_hash.to_bytes(4, "big"), count)

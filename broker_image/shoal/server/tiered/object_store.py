@@ -18,19 +18,19 @@ from urllib.parse import urlsplit
 from shoal.tiered.store import (
     ObjectInfo,
     ObjectMissing,
+    ObjectVersion,
     StoreConflict,
     StoreDenied,
     StoreError,
     StoreMisuse,
     StoreUnavailable,
-    Version,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from shoal.record.batch import Buffer
-    from shoal.tiered.store import Range, Source
+    from shoal.tiered.store import ByteRange, ObjectSource
 
 #: Size in bytes of a part of an upload. S3 allows 10,000 parts and at least 5 MiB.
 PART_BYTES = 8 << 20
@@ -105,17 +105,17 @@ def open_store(
         }
     try:
         store = obstore.store.from_url(url, **arguments)
-        if scheme != "s3" or _signs(payload_signing, endpoint):
+        if scheme != "s3" or _should_sign(payload_signing, endpoint):
             return LibraryStore(store)
         arguments["config"] = options | _CHECKSUM
         return LibraryStore(obstore.store.from_url(url, **arguments), signing=store)
     except Exception as error:
         raise InvalidStore(
-            f"shoal.remote.store.url {url!r} is refused: {first_line(error)}"
+            f"shoal.remote.store.url {url!r} is refused: {get_first_line(error)}"
         ) from None
 
 
-def _signs(payload_signing: str, endpoint: str) -> bool:
+def _should_sign(payload_signing: str, endpoint: str) -> bool:
     """Whether uploads are signed with their contents."""
     if payload_signing == "auto":
         return endpoint.startswith("http://")
@@ -136,13 +136,13 @@ class LibraryStore:
         #: Whether the store has conditional puts, as far as it is known.
         self.is_conditional = True
 
-    async def put(self, key: str, source: Source) -> None:
+    async def put(self, key: str, source: ObjectSource) -> None:
         await self._upload(
             key,
             lambda store: self._obstore.put_async(
                 store,
                 key,
-                _Pieces(source),
+                _SourceBuffers(source),
                 use_multipart=source.size > PART_BYTES,
                 chunk_size=PART_BYTES,
                 max_concurrency=PARTS_MAX,
@@ -153,62 +153,64 @@ class LibraryStore:
         """Return `put(store)`."""
         signing = self._signing
         try:
-            with _errors_of(key):
-                found = await put(self._store)
+            with _translate_errors(key):
+                result = await put(self._store)
         except StoreError as error:
             if signing is None or not any(status in str(error) for status in _REFUSED):
                 raise
-            with _errors_of(key):
-                found = await put(signing)
+            with _translate_errors(key):
+                result = await put(signing)
             self._store = signing
         self._signing = None
-        return found
+        return result
 
     async def get(self, key: str) -> bytes:
         data, _ = await self.get_versioned(key)
         return data
 
-    async def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        with _errors_of(key):
-            found = await self._obstore.get_async(self._store, key)
-            data = bytes(await found.bytes_async())
-            meta = found.meta
+    async def get_versioned(self, key: str) -> tuple[bytes, ObjectVersion]:
+        with _translate_errors(key):
+            response = await self._obstore.get_async(self._store, key)
+            data = bytes(await response.bytes_async())
+            meta = response.meta
         if len(data) != meta["size"]:
             raise StoreUnavailable(key, f"the store sent {len(data)} of {meta['size']} bytes")
-        return data, Version(meta["e_tag"], meta["version"])
+        return data, ObjectVersion(meta["e_tag"], meta["version"])
 
-    async def put_if(self, key: str, source: Source, version: Version | None) -> Version:
-        data = b"".join(source.chunks())
+    async def put_if(
+        self, key: str, source: ObjectSource, version: ObjectVersion | None
+    ) -> ObjectVersion:
+        data = b"".join(source.iter_chunks())
         if self.is_conditional:
-            mode = "create" if version is None else _present(version)
+            mode = "create" if version is None else _to_condition(version)
             try:
                 return await self._put(key, data, mode)
             except StoreMisuse:
                 # Neither directories nor some S3 servers have them.
                 self.is_conditional = False
         try:
-            with _errors_of(key):
+            with _translate_errors(key):
                 meta = await self._obstore.head_async(self._store, key)
-            found = Version(meta["e_tag"], meta["version"])
+            current = ObjectVersion(meta["e_tag"], meta["version"])
         except ObjectMissing:
-            found = None
-        if found != version:
+            current = None
+        if current != version:
             raise StoreConflict(key, "the object was replaced")
         return await self._put(key, data, "overwrite")
 
-    async def _put(self, key: str, data: bytes, mode: Any) -> Version:
+    async def _put(self, key: str, data: bytes, mode: Any) -> ObjectVersion:
         put = await self._upload(
             key, lambda store: self._obstore.put_async(store, key, data, mode=mode)
         )
-        return Version(put["e_tag"], put["version"])
+        return ObjectVersion(put["e_tag"], put["version"])
 
-    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Buffer]:
-        with _errors_of(key):
-            found = await self._obstore.get_ranges_async(
+    async def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Buffer]:
+        with _translate_errors(key):
+            buffers = await self._obstore.get_ranges_async(
                 self._store, key, starts=[r.start for r in ranges], ends=[r.end for r in ranges]
             )
         # No copies: one of a chunk of 8 MB would keep the event loop for 1 to 7 ms.
-        out: list[Buffer] = [memoryview(data) for data in found]
+        out: list[Buffer] = [memoryview(data) for data in buffers]
         for data, (start, end) in zip(out, ranges, strict=True):
             if len(data) != end - start:
                 raise StoreUnavailable(
@@ -216,49 +218,49 @@ class LibraryStore:
                 )
         return out
 
-    async def size(self, key: str) -> int:
-        with _errors_of(key):
+    async def get_size(self, key: str) -> int:
+        with _translate_errors(key):
             return (await self._obstore.head_async(self._store, key))["size"]
 
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        with _errors_of(prefix):
+    async def list_objects(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        with _translate_errors(prefix):
             async for page in self._obstore.list(self._store, prefix, chunk_size=1000):
-                for found in page:
-                    modified_ms = int(found["last_modified"].timestamp() * 1000)
-                    yield ObjectInfo(found["path"], found["size"], modified_ms)
+                for entry in page:
+                    modified_ms = int(entry["last_modified"].timestamp() * 1000)
+                    yield ObjectInfo(entry["path"], entry["size"], modified_ms)
 
-    async def children(self, prefix: str) -> Sequence[str]:
-        with _errors_of(prefix):
-            found = await self._obstore.list_with_delimiter_async(self._store, prefix)
-        return [child.rstrip("/") for child in found["common_prefixes"]]
+    async def list_children(self, prefix: str) -> Sequence[str]:
+        with _translate_errors(prefix):
+            listing = await self._obstore.list_with_delimiter_async(self._store, prefix)
+        return [child.rstrip("/") for child in listing["common_prefixes"]]
 
     async def delete(self, keys: Sequence[str]) -> None:
         # Directories and some S3 servers report a missing object; then the others follow singly.
         try:
-            with _errors_of(keys[0] if keys else ""):
+            with _translate_errors(keys[0] if keys else ""):
                 await self._obstore.delete_async(self._store, list(keys))
         except ObjectMissing:
             for key in keys:
-                with contextlib.suppress(ObjectMissing), _errors_of(key):
+                with contextlib.suppress(ObjectMissing), _translate_errors(key):
                     await self._obstore.delete_async(self._store, key)
 
 
-class _Pieces:
+class _SourceBuffers:
     """A source as an iterable of buffers, which obstore reads in a thread of its own."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ObjectSource) -> None:
         self._source = source
 
     def __iter__(self) -> Iterator[Buffer]:
-        return iter(self._source.chunks())
+        return iter(self._source.iter_chunks())
 
 
-def _present(version: Version) -> dict[str, str]:
+def _to_condition(version: ObjectVersion) -> dict[str, str]:
     return {name: value for name, value in version._asdict().items() if value is not None}
 
 
 @contextlib.contextmanager
-def _errors_of(key: str) -> Iterator[None]:
+def _translate_errors(key: str) -> Iterator[None]:
     """Raise the library's errors as those of the port."""
     try:
         yield
@@ -267,10 +269,10 @@ def _errors_of(key: str) -> Iterator[None]:
     except FileNotFoundError:
         raise ObjectMissing(key, "the object does not exist") from None
     except Exception as error:
-        raise _kind(error)(key, first_line(error)) from None
+        raise _classify(error)(key, get_first_line(error)) from None
 
 
-def _kind(error: Exception) -> type[StoreError]:
+def _classify(error: Exception) -> type[StoreError]:
     from obstore import exceptions
 
     denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
@@ -290,6 +292,6 @@ def _kind(error: Exception) -> type[StoreError]:
     return StoreUnavailable
 
 
-def first_line(error: Exception) -> str:
+def get_first_line(error: Exception) -> str:
     """Return the first line of an error of the library, without the structure behind it."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

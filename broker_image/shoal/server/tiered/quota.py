@@ -32,12 +32,12 @@ class TransferQuota:
         self._rate = Rate(samples, window_ms, node.clock.now_ms())
         self.throttled_total = 0
 
-    def throttle_ms(self) -> int:
+    def compute_throttle_ms(self) -> int:
         """Return the milliseconds until the next transfer may begin, 0 if it may now."""
         limit = self._cache.image.broker_config[self._limit]
         if limit == _UNLIMITED:
             return 0
-        wait_ms = self._rate.throttle_ms(limit, self._clock.now_ms())
+        wait_ms = self._rate.compute_throttle_ms(limit, self._clock.now_ms())
         self.throttled_total += wait_ms > 0
         return wait_ms
 

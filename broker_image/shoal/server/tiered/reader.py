@@ -1,4 +1,4 @@
-"""Reads of remote segments, through the cache of chunks (`log.remote.RemoteReads`).
+"""Reads of remote segments, through the cache of chunks (`log.remote.RemoteLogReader`).
 
 A read finds its segment, the segment's footer and the chunk with its offset. What is missing is
 downloaded once for all readers, and the read is empty until then. The end of a download calls
@@ -13,9 +13,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.log.indexes import AbortedTransaction, parse_aborted
+from shoal.log.indexes import AbortedTransaction, parse_aborted_transactions
 from shoal.log.remote import RemoteUnavailable
-from shoal.log.slices import Slice
+from shoal.log.slices import LogSlice
 from shoal.record.batch import CorruptBatch
 from shoal.server.tiered import segments
 from shoal.server.tiered.chunk_cache import CachedChunk, ChunkCache, ChunkKey
@@ -92,11 +92,11 @@ class Downloads:
         #: Parts whose last download failed, with the error and the end of the pause.
         self._failed: dict[ChunkKey | UUID, tuple[BaseException, int]] = {}
 
-    def segment(self, segment_id: UUID) -> OpenSegment | None:
-        found = self.segments.pop(segment_id, None)
-        if found is not None:
-            self.segments[segment_id] = found
-        return found
+    def get_segment(self, segment_id: UUID) -> OpenSegment | None:
+        segment = self.segments.pop(segment_id, None)
+        if segment is not None:
+            self.segments[segment_id] = segment
+        return segment
 
     def keep(self, segment_id: UUID, segment: OpenSegment) -> None:
         self.segments[segment_id] = segment
@@ -121,7 +121,7 @@ class Downloads:
         if part in self._running or part in self._paused:
             return
         # Footers are small, and do not count, as Kafka's indexes.
-        wait_ms = self.quota.throttle_ms() if isinstance(part, ChunkKey) else 0
+        wait_ms = self.quota.compute_throttle_ms() if isinstance(part, ChunkKey) else 0
         if wait_ms:
             # The limit may change meanwhile.
             pause_s = min(wait_ms, PAUSE_MS_MAX) / 1000
@@ -129,7 +129,7 @@ class Downloads:
         else:
             task = self.node.loop.create_task(download())
             self._running[part] = task
-            task.add_done_callback(partial(self._ended, part))
+            task.add_done_callback(partial(self._on_ended, part))
 
     @property
     def is_paused(self) -> bool:
@@ -142,7 +142,7 @@ class Downloads:
         for call in self._waiting.pop(part, {}):
             call()
 
-    async def ended(
+    async def await_part(
         self, part: ChunkKey | UUID, download: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         """Download a part, and wait for the end. Raises `RemoteUnavailable` if it failed a short
@@ -151,7 +151,7 @@ class Downloads:
         self.start(part, download, lambda: None if future.done() else future.set_result(None))
         await future
 
-    def _ended(self, part: ChunkKey | UUID, task: asyncio.Task[None]) -> None:
+    def _on_ended(self, part: ChunkKey | UUID, task: asyncio.Task[None]) -> None:
         del self._running[part]
         waiting = self._waiting.pop(part, {})
         if task.cancelled():
@@ -203,19 +203,19 @@ class PartitionReader:
         self._ends: dict[int, None] = {}
 
     @property
-    def copied_to(self) -> int:
+    def copied_end_offset(self) -> int:
         log = self._log
         start = log.local_start_offset
-        at = start
-        while (found := self._remote.find(at, log.epochs.epoch_of(at))) is not None:
-            at = found.end_offset + 1
-        return at
+        offset = start
+        while (segment := self._remote.find(offset, log.epochs.find_epoch(offset))) is not None:
+            offset = segment.end_offset + 1
+        return offset
 
     @property
     def end_offset(self) -> int:
         return self._remote.end_offset
 
-    async def since(self, timestamp_ms: int, limit: int) -> TimestampOffset | None:
+    async def find_since(self, timestamp_ms: int, limit: int) -> TimestampOffset | None:
         """Return the first record below the local log and `limit` whose timestamp is at least
         `timestamp_ms`. Raises `RemoteUnavailable`."""
         log, worker = self._log, self._downloads.node.record_worker
@@ -226,7 +226,7 @@ class PartitionReader:
             if segment.max_timestamp < timestamp_ms or segment.end_offset < start:
                 continue
             while (opened := self._open(segment)) is None:
-                await self._downloads.ended(
+                await self._downloads.await_part(
                     segment.segment_id, partial(self.download_footer, segment)
                 )
             for number, chunk in enumerate(opened.footer.chunks):
@@ -234,55 +234,55 @@ class PartitionReader:
                     continue
                 key = ChunkKey(segment.segment_id, number)
                 while (cached := self._downloads.cache.get(key)) is None:
-                    await self._downloads.ended(
+                    await self._downloads.await_part(
                         key, partial(self.download_chunk, segment, opened.footer, number)
                     )
-                found = await worker.submit(partial(cached.since, timestamp_ms, start))
-                if found is not None:
-                    return found if found.offset < limit else None
+                position = await worker.submit(partial(cached.find_since, timestamp_ms, start))
+                if position is not None:
+                    return position if position.offset < limit else None
         return None
 
-    def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> Slice:
+    def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> LogSlice:
         if offset >= bound:
-            return Slice(b"", offset)
-        segment = self.segment_at(offset)
+            return LogSlice(b"", offset)
+        segment = self.find_segment(offset)
         opened = None if segment is None else self._open(segment)
         if segment is None or opened is None:
-            return Slice(b"", offset)
-        number = opened.footer.chunk_at(offset)
-        chunk = self._chunk(segment, opened.footer, number, offset)
+            return LogSlice(b"", offset)
+        number = opened.footer.find_chunk(offset)
+        chunk = self._get_chunk(segment, opened.footer, number, offset)
         if chunk is None:
-            return Slice(b"", offset)
-        found = chunk.read(offset, max_bytes, bound, min_one)
-        self._ended(offset, offset if found is None else found.next_offset)
-        if found is None:
+            return LogSlice(b"", offset)
+        result = chunk.read(offset, max_bytes, bound, min_one)
+        self._note_read_end(offset, offset if result is None else result.next_offset)
+        if result is None:
             # The offset lies in a gap behind the last batch: continue behind it.
-            behind = segment.end_offset + 1
+            next_offset = segment.end_offset + 1
             if number + 1 < len(opened.footer.chunks):
-                behind = opened.footer.chunks[number + 1].base_offset
-            if behind < self._log.bases[0]:
-                return self.read(behind, max_bytes, bound, min_one)
-            return self._log.slice(behind, max_bytes, max_offset=bound, min_one=min_one)
-        return found
+                next_offset = opened.footer.chunks[number + 1].base_offset
+            if next_offset < self._log.bases[0]:
+                return self.read(next_offset, max_bytes, bound, min_one)
+            return self._log.read_slice(next_offset, max_bytes, max_offset=bound, min_one=min_one)
+        return result
 
-    def segment_at(self, offset: int) -> RemoteSegment | None:
+    def find_segment(self, offset: int) -> RemoteSegment | None:
         """Return the segment with an offset, None if the metadata is not read yet. Raises
         `RemoteUnavailable` if no segment has it."""
-        found = self._remote.find(offset, self._log.epochs.epoch_of(offset))
-        if found is None and self._is_loaded():
+        segment = self._remote.find(offset, self._log.epochs.find_epoch(offset))
+        if segment is None and self._is_loaded():
             raise RemoteUnavailable(f"no remote segment has offset {offset} of {self._prefix}")
-        return found
+        return segment
 
-    def aborted(self, start: int, end: int) -> list[AbortedTransaction]:
-        found = self._remote.find(start, self._log.epochs.epoch_of(start))
-        opened = None if found is None else self._downloads.segment(found.segment_id)
+    def find_aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
+        segment = self._remote.find(start, self._log.epochs.find_epoch(start))
+        opened = None if segment is None else self._downloads.get_segment(segment.segment_id)
         if opened is None:
             return []
         return [a for a in opened.aborted if a.last_offset >= start and a.first_offset < end]
 
     def _open(self, segment: RemoteSegment) -> OpenSegment | None:
         """Return the opened segment, or start to download its footer."""
-        opened = self._downloads.segment(segment.segment_id)
+        opened = self._downloads.get_segment(segment.segment_id)
         if opened is not None and opened.transactions_end >= self._remote.transactions_end:
             return opened
         self._downloads.start(
@@ -290,7 +290,7 @@ class PartitionReader:
         )
         return None
 
-    def _ended(self, offset: int, next_offset: int) -> None:
+    def _note_read_end(self, offset: int, next_offset: int) -> None:
         """Note where a read from an offset has ended."""
         if next_offset > offset:
             self._ends.pop(offset, None)
@@ -298,7 +298,7 @@ class PartitionReader:
             if len(self._ends) > _ENDS_MAX:
                 del self._ends[next(iter(self._ends))]
 
-    def _chunk(
+    def _get_chunk(
         self, segment: RemoteSegment, footer: Footer, number: int, offset: int
     ) -> CachedChunk | None:
         """Return the cached chunk with an offset, or start its download. Start those of the next
@@ -320,7 +320,7 @@ class PartitionReader:
         for _ in range(AHEAD if is_sequential else 1):
             number += 1
             if number == len(footer.chunks):
-                following = self._behind(segment) if is_sequential else None
+                following = self._find_next(segment) if is_sequential else None
                 opened = None if following is None else self._open(following)
                 if following is None or opened is None:
                     return
@@ -329,12 +329,12 @@ class PartitionReader:
             if not self._downloads.cache.has(key):
                 self._start(segment, footer, key)
 
-    def _behind(self, segment: RemoteSegment) -> RemoteSegment | None:
+    def _find_next(self, segment: RemoteSegment) -> RemoteSegment | None:
         """Return the next segment, unless the disk has it."""
         offset = segment.end_offset + 1
         if offset >= self._log.bases[0]:
             return None
-        return self._remote.find(offset, self._log.epochs.epoch_of(offset))
+        return self._remote.find(offset, self._log.epochs.find_epoch(offset))
 
     def _start(self, segment: RemoteSegment, footer: Footer, key: ChunkKey) -> None:
         self._downloads.start(
@@ -344,50 +344,58 @@ class PartitionReader:
     async def download_footer(self, segment: RemoteSegment) -> None:
         """Download the footer, and the aborted transactions."""
         seen_to = self._remote.transactions_end
-        footer = await self.footer(segment)
+        footer = await self.read_footer(segment)
         aborted: list[AbortedTransaction] = []
-        for other in self._remote:
-            if other.end_offset < segment.base_offset or other.txn_index_empty:
+        for candidate in self._remote:
+            if candidate.end_offset < segment.base_offset or candidate.txn_index_empty:
                 continue
-            here = footer if other.segment_id == segment.segment_id else await self.footer(other)
-            entries = await self.transactions(other, here)
+            segment_footer = (
+                footer
+                if candidate.segment_id == segment.segment_id
+                else await self.read_footer(candidate)
+            )
+            entries = await self.read_transactions(candidate, segment_footer)
             aborted += [a for a in entries if a.first_offset <= segment.end_offset]
             if any(a.last_stable_offset > segment.end_offset for a in entries):
                 seen_to = _ALL_KNOWN
                 break
         self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted), seen_to))
 
-    async def footer(self, segment: RemoteSegment) -> Footer:
+    async def read_footer(self, segment: RemoteSegment) -> Footer:
         downloads = self._downloads
-        return await segments.footer(
+        return await segments.download_footer(
             downloads.store, self._prefix, segment, accepts_clear=downloads.sealing.accepts_clear
         )
 
-    async def transactions(
+    async def read_transactions(
         self, segment: RemoteSegment, footer: Footer | None = None
     ) -> list[AbortedTransaction]:
         """Return the aborted transactions whose markers are in a segment."""
-        found = await self.footer(segment) if footer is None else footer
-        if Section.TRANSACTION_INDEX not in found.sections:
+        segment_footer = await self.read_footer(segment) if footer is None else footer
+        if Section.TRANSACTION_INDEX not in segment_footer.sections:
             return []
-        return parse_aborted(await self.section(segment, found, Section.TRANSACTION_INDEX))
+        return parse_aborted_transactions(
+            await self.read_section(segment, segment_footer, Section.TRANSACTION_INDEX)
+        )
 
-    async def section(self, segment: RemoteSegment, footer: Footer, kind: Section) -> bytes:
+    async def read_section(self, segment: RemoteSegment, footer: Footer, kind: Section) -> bytes:
         """Return a file that is behind the log of a segment."""
         downloads = self._downloads
-        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        (data,) = await downloads.store.get_ranges(key, [footer.section_range(kind)])
+        key = keys.format_segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        (data,) = await downloads.store.get_ranges(key, [footer.get_section_range(kind)])
 
-        def opened() -> bytes:
-            return bytes(footer.section(kind, data, footer.cipher(downloads.sealing.keys)))
+        def open_section() -> bytes:
+            return bytes(
+                footer.open_section(kind, data, footer.open_cipher(downloads.sealing.keys))
+            )
 
-        return await downloads.node.disk.run(opened)
+        return await downloads.node.disk.run(open_section)
 
-    async def state_behind(self, segment: RemoteSegment) -> RebuiltState:
+    async def fetch_state_behind(self, segment: RemoteSegment) -> RebuiltState:
         """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
         `KeyUnavailable`, `StoreError`."""
         downloads, sealing = self._downloads, self._downloads.sealing
-        return await segments.state_behind(
+        return await segments.fetch_state_behind(
             downloads.store,
             self._prefix,
             segment,
@@ -400,27 +408,27 @@ class PartitionReader:
         cache = self._downloads.cache
         chunk_key = ChunkKey(segment.segment_id, number)
         data = await self._get(segment, footer, number)
-        opened = partial(self._opened, footer, number, data)
+        opened = partial(self._open_chunk, footer, number, data)
         chunk = await self._downloads.node.disk.run(lambda: cache.write(chunk_key, opened()))
         cache.add(chunk_key, chunk)
 
-    async def chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> bytes:
+    async def read_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> bytes:
         """Return a chunk that is read once, and therefore not cached."""
         data = await self._get(segment, footer, number)
-        opened = partial(self._opened, footer, number, data)
+        opened = partial(self._open_chunk, footer, number, data)
         return await self._downloads.node.disk.run(lambda: bytes(opened()))
 
-    def _opened(self, footer: Footer, number: int, data: Buffer) -> Buffer:
-        return footer.chunk(number, data, footer.cipher(self._downloads.sealing.keys))
+    def _open_chunk(self, footer: Footer, number: int, data: Buffer) -> Buffer:
+        return footer.open_chunk(number, data, footer.open_cipher(self._downloads.sealing.keys))
 
     async def _get(self, segment: RemoteSegment, footer: Footer, number: int) -> Buffer:
         """Return the bytes of a chunk in the object."""
-        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        wanted = footer.chunk_range(number)
+        key = keys.format_segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        chunk_range = footer.get_chunk_range(number)
         self._meter.fetches += 1
-        self._downloads.quota.record(wanted.end - wanted.start)
+        self._downloads.quota.record(chunk_range.end - chunk_range.start)
         try:
-            (data,) = await self._downloads.store.get_ranges(key, [wanted])
+            (data,) = await self._downloads.store.get_ranges(key, [chunk_range])
         except StoreError:
             self._meter.fetch_errors += 1
             raise

@@ -42,7 +42,7 @@ class Reconciliation:
         self._sweep_interval_ms = node.config["shoal.remote.orphan.check.interval.ms"]
         self._orphan_grace_ms = node.config["shoal.remote.orphan.grace.ms"]
         #: The results of the last comparisons.
-        self.audits: dict[tuple[UUID, int], audit.Audit] = {}
+        self.audits: dict[tuple[UUID, int], audit.ObjectAudit] = {}
         self.segments_rebuilt_total = self.orphans_deleted_total = 0
 
     def forget(self, key: tuple[UUID, int]) -> None:
@@ -52,21 +52,21 @@ class Reconciliation:
 
     async def claim(self, partition: Partition, prefix: str, epoch: int) -> None:
         """Take over the manifest, and complete the metadata from it or from the objects."""
-        log, remote = partition.log, self._metadata.remote(partition.key)
-        found = await self._manifests.read(prefix, epoch)
-        if found is not None:
-            known, _ = found
-            lost = rebuild.unfinished(known.packed, remote)
+        log, remote = partition.log, self._metadata.get_remote(partition.key)
+        stored = await self._manifests.read(prefix, epoch)
+        if stored is not None:
+            stored_manifest, _ = stored
+            lost = rebuild.find_unfinished(stored_manifest.packed, remote)
             if lost:
-                whole, missing = await rebuild.present(self._store, prefix, lost)
-                await self._write_again(partition, whole, missing, "its manifest")
-            start = min(known.log_start_offset, partition.high_watermark)
+                complete, missing = await rebuild.split_present(self._store, prefix, lost)
+                await self._write_again(partition, complete, missing, "its manifest")
+            start = min(stored_manifest.log_start_offset, partition.high_watermark)
             if log.advance_log_start(start):
                 partition.notify_changed()
-        if not remote.covers(log.log_start_offset, log.local_start_offset):
+        if not remote.has_offsets(log.log_start_offset, log.local_start_offset):
             await self._claim_objects(partition, prefix)
-        self._manifests.claim(partition, epoch, found)
-        if found is not None or remote.fingerprint:
+        self._manifests.claim(partition, epoch, stored)
+        if stored is not None or remote.fingerprint:
             await self._manifests.write(partition, prefix, remote)
 
     async def _claim_objects(self, partition: Partition, prefix: str) -> None:
@@ -75,10 +75,10 @@ class Reconciliation:
         Raises `ObjectMissing` if the objects do not have them. The log start must not move over
         offsets that may be in another bucket.
         """
-        log, remote = partition.log, self._metadata.remote(partition.key)
-        infos = [info async for info in self._store.list(prefix)]
-        found = await compared(infos, remote)
-        segments = await rebuild.described(self._store, found.orphans)
+        log, remote = partition.log, self._metadata.get_remote(partition.key)
+        infos = [info async for info in self._store.list_objects(prefix)]
+        comparison = await compare_in_steps(infos, remote)
+        segments = await rebuild.read_descriptions(self._store, comparison.orphans)
         await self._write_again(partition, segments, [], "its objects")
         if remote.start_offset is None:
             raise ObjectMissing(
@@ -107,7 +107,7 @@ class Reconciliation:
             segments=len(segments),
             objects_missing=len(missing),
         )
-        batches = rebuild.batches(
+        batches = rebuild.build_batches(
             partition.topic,
             partition.key,
             segments,
@@ -127,43 +127,43 @@ class Reconciliation:
 
     async def sweep(self, partition: Partition, prefix: str) -> None:
         """Compare the objects with the metadata, and delete orphans after their grace period."""
-        log, remote = partition.log, self._metadata.remote(partition.key)
+        log, remote = partition.log, self._metadata.get_remote(partition.key)
         now_ms = self._node.clock.now_ms()
-        infos = [info async for info in self._store.list(prefix)]
-        found = await compared(infos, remote)
-        for segment in found.missing:
+        infos = [info async for info in self._store.list_objects(prefix)]
+        comparison = await compare_in_steps(infos, remote)
+        for segment in comparison.missing:
             self._node.log.error(
                 "the object of a remote segment is missing or incomplete",
-                key=keys.segment_key(prefix, segment.base_offset, segment.segment_id),
+                key=keys.format_segment_key(prefix, segment.base_offset, segment.segment_id),
                 offsets=f"{segment.base_offset}-{segment.end_offset}",
             )
-        if found.orphans and not _is_complete(log, remote):
+        if comparison.orphans and not _is_complete(log, remote):
             # Without the metadata of some offsets, an orphan may be their only copy.
             await self._claim_objects(partition, prefix)
-            found = await compared(infos, remote)
-        due = found.due(now_ms, self._orphan_grace_ms)
+            comparison = await compare_in_steps(infos, remote)
+        due = comparison.find_due(now_ms, self._orphan_grace_ms)
         if due:
             # Other requests were served between the steps.
-            due = audit.unnamed(due, remote)
+            due = audit.find_unnamed(due, remote)
         if due and _is_complete(log, remote):
             await self._store.delete([info.key for info in due])
             self.orphans_deleted_total += len(due)
-            gone = set(due)
-            left = tuple(info for info in found.orphans if info not in gone)
-            found = found._replace(orphans=left)
-        self.audits[partition.key] = found
+            deleted = set(due)
+            remaining = tuple(info for info in comparison.orphans if info not in deleted)
+            comparison = comparison._replace(orphans=remaining)
+        self.audits[partition.key] = comparison
         self._swept_ms[partition.key] = now_ms
 
 
-async def compared(infos: Sequence[ObjectInfo], remote: RemoteLog) -> audit.Audit:
+async def compare_in_steps(infos: Sequence[ObjectInfo], remote: RemoteLog) -> audit.ObjectAudit:
     """Compare in steps, between which the event loop serves requests."""
-    work = audit.steps(infos, remote)
+    work = audit.compare_in_steps(infos, remote)
     while True:
         try:
             next(work)
         except StopIteration as end:
-            found: audit.Audit = end.value
-            return found
+            comparison: audit.ObjectAudit = end.value
+            return comparison
         await asyncio.sleep(0)
 
 
@@ -171,4 +171,4 @@ def _is_complete(log: Log, remote: RemoteLog) -> bool:
     """Whether finished segments have all offsets up to the local log, and leave out none below
     their last one: another replica may have a shorter local log."""
     end = max(log.local_start_offset, remote.end_offset + 1)
-    return remote.covers(log.log_start_offset, end)
+    return remote.has_offsets(log.log_start_offset, end)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.share.records import ShareKey
 from shoal.log import restore_mark
-from shoal.log.appends import Origin
+from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
 from shoal.log.directory import LOCK, LogDirectory
-from shoal.log.producers import CorruptSnapshot, ProducerStates
+from shoal.log.producers import CorruptSnapshot, ProducerStateManager
 from shoal.log.restore_mark import RestoreMark
-from shoal.log.uuids import uuid_text
+from shoal.log.uuids import format_uuid
 from shoal.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
 from shoal.metadata.records import decode, encode
 from shoal.quorum import snapshots, wire
@@ -30,7 +30,7 @@ from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.record.control import build_marker
 from shoal.server.tiered import rebuild, restored_metadata, restored_state, segments
 from shoal.server.tiered.backups import STATE_TOPICS
-from shoal.server.tiered.restored_state import Ends
+from shoal.server.tiered.restored_state import EndOffsets
 from shoal.tiered import audit, backup, keys, manifest
 from shoal.tiered.remote_log import RemoteLog
 from shoal.tiered.segment_object import DamagedObject
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shoal.log.remote import RebuiltState
     from shoal.log.storage import Storage
     from shoal.metadata.image import MetadataImage, TopicImage
-    from shoal.server.tiered.restored_metadata import Lost, Restored
+    from shoal.server.tiered.restored_metadata import LostCluster, RestoredMetadata
     from shoal.server.tiered.restored_state import Pair
     from shoal.tiered.sealing import KeyRing
     from shoal.tiered.store import ObjectStore
@@ -56,7 +56,7 @@ _BATCH_RECORDS = 500
 _WITHOUT_DATA = frozenset({"lost+found", LOCK, f"{restore_mark.NAME}.tmp"})
 
 
-class Refused(Exception):
+class RestoreRefused(Exception):
     """The restore cannot be made. The message names the reason and the remedy, `kind` is a word for
     programs."""
 
@@ -65,7 +65,7 @@ class Refused(Exception):
         self.kind = kind
 
 
-class Target(NamedTuple):
+class RestoreTarget(NamedTuple):
     """The node to restore, and the brokers of its cluster. A node that is not one of them is a
     controller alone, and gets the metadata log without any partition. `topics` is None for all.
 
@@ -86,7 +86,7 @@ class Target(NamedTuple):
     accepts_clear: bool = True
 
 
-class Source(NamedTuple):
+class RestoreSource(NamedTuple):
     """What the store has of one tiered partition; `state` is None if it has no segments."""
 
     topic: TopicImage
@@ -117,7 +117,7 @@ class PartitionReport(NamedTuple):
     newest_ms: int
 
 
-class Report(NamedTuple):
+class RestoreReport(NamedTuple):
     """The result. `written_ms` is the time of the backup of the metadata."""
 
     cluster_id: str
@@ -125,13 +125,13 @@ class Report(NamedTuple):
     partitions: list[PartitionReport]
 
 
-async def clusters(store: ObjectStore) -> list[str]:
+async def list_clusters(store: ObjectStore) -> list[str]:
     """Return the ids of the clusters that have a backup in the store. Raises `StoreError`."""
     return sorted(
         [
             cluster_id
-            for cluster_id in await store.children("")
-            if backup.metadata_key(cluster_id) in await _modified_ms(store, cluster_id)
+            for cluster_id in await store.list_children("")
+            if backup.format_metadata_key(cluster_id) in await _list_modified_ms(store, cluster_id)
         ]
     )
 
@@ -140,20 +140,20 @@ async def restore(
     store: ObjectStore,
     storage: Storage,
     cluster_id: str,
-    target: Target,
+    target: RestoreTarget,
     random_id: Callable[[], UUID],
     ring: KeyRing,
-) -> Report:
-    """Write the data directory. `ring` has the keys of encrypted objects. Raises `Refused`,
+) -> RestoreReport:
+    """Write the data directory. `ring` has the keys of encrypted objects. Raises `RestoreRefused`,
     `StoreError`, `DamagedObject`, `KeyUnavailable`, `OSError`."""
-    if report := _ended(storage, target):
+    if report := _find_ended_report(storage, target):
         return report
-    found = await _metadata(store, ring, cluster_id, target)
+    metadata = await _read_metadata(store, ring, cluster_id, target)
     incarnation = await _take_over(store, cluster_id, target.idle_ms, random_id)
-    lost, written_ms = found
-    sources = await _sources(store, ring, cluster_id, lost, target.topics)
+    lost, written_ms = metadata
+    sources = await _find_sources(store, ring, cluster_id, lost, target.topics)
     epochs = {(s.topic.topic_id, s.partition): s.leader_epoch for s in sources}
-    image = restored_metadata.restored(
+    image = restored_metadata.build_restored(
         lost,
         brokers=target.brokers,
         topics=target.topics,
@@ -161,42 +161,42 @@ async def restore(
         leader_epochs=epochs,
     )
     states = {
-        name: await _state(store, ring, cluster_id, image.image.topics[name], target)
+        name: await _read_states(store, ring, cluster_id, image.image.topics[name], target)
         for name in STATE_TOPICS
         if name in image.image.topics
     }
-    writer = _Writer(storage, cluster_id, target, image, incarnation, written_ms)
+    writer = _DirectoryWriter(storage, cluster_id, target, image, incarnation, written_ms)
     return writer.write(sources, states)
 
 
-def _ended(storage: Storage, target: Target) -> Report | None:
-    """Return the report of the same restore if it has ended. Raises `Refused` if the directory has
-    data that is not of a restore."""
+def _find_ended_report(storage: Storage, target: RestoreTarget) -> RestoreReport | None:
+    """Return the report of the same restore if it has ended. Raises `RestoreRefused` if the
+    directory has data that is not of a restore."""
     mark = restore_mark.read(storage, target.data_dir)
     if mark is not None and target.id:
         if mark.complete and mark.id == target.id:
             rows = [PartitionReport(**row) for row in mark.report["partitions"]]
-            return Report(mark.report["cluster_id"], mark.report["written_ms"], rows)
+            return RestoreReport(mark.report["cluster_id"], mark.report["written_ms"], rows)
         return None
-    if set(storage.names(target.data_dir)) - _WITHOUT_DATA:
-        raise Refused(
+    if set(storage.list_directory(target.data_dir)) - _WITHOUT_DATA:
+        raise RestoreRefused(
             "DataNotEmpty",
             f"{target.data_dir} is not empty. Name a directory without files.",
         )
     return None
 
 
-def _make_room(storage: Storage, target: Target) -> None:
+def _make_room(storage: Storage, target: RestoreTarget) -> None:
     """Mark the directory, and remove what an earlier restore has left. Raises `OSError`."""
     storage.make_directory(target.data_dir)
     try:
         lock = storage.lock(f"{target.data_dir}/{LOCK}")
     except BlockingIOError:
-        raise Refused(
+        raise RestoreRefused(
             "DataNotEmpty", f"{target.data_dir} is in use by another process. Stop it."
         ) from None
     restore_mark.write(storage, target.data_dir, RestoreMark(target.id))
-    for name in storage.names(target.data_dir):
+    for name in storage.list_directory(target.data_dir):
         path = f"{target.data_dir}/{name}"
         if name == restore_mark.NAME or name in _WITHOUT_DATA:
             continue
@@ -208,47 +208,50 @@ def _make_room(storage: Storage, target: Target) -> None:
     lock.close()
 
 
-async def _modified_ms(store: ObjectStore, cluster_id: str) -> dict[str, int]:
-    return {info.key: info.modified_ms async for info in store.list(backup.folder(cluster_id))}
+async def _list_modified_ms(store: ObjectStore, cluster_id: str) -> dict[str, int]:
+    return {
+        info.key: info.modified_ms
+        async for info in store.list_objects(backup.format_folder(cluster_id))
+    }
 
 
-async def _metadata(
-    store: ObjectStore, ring: KeyRing, cluster_id: str, target: Target
-) -> tuple[Lost, int]:
-    key = backup.metadata_key(cluster_id)
+async def _read_metadata(
+    store: ObjectStore, ring: KeyRing, cluster_id: str, target: RestoreTarget
+) -> tuple[LostCluster, int]:
+    key = backup.format_metadata_key(cluster_id)
     try:
-        found = backup.decode(await store.get(key))
+        stored = backup.decode(await store.get(key))
     except ObjectMissing:
-        others = ", ".join(await clusters(store))
-        has = f" It has backups of {others}." if others else ""
-        raise Refused(
+        other_ids = ", ".join(await list_clusters(store))
+        has = f" It has backups of {other_ids}." if other_ids else ""
+        raise RestoreRefused(
             "BackupNotFound",
             f"The store has no backup of cluster {cluster_id}.{has} Check the URL and the cluster"
             " id; brokers write backups if shoal.remote.backup.interval.ms is positive.",
         ) from None
-    body = _opened(found, ring, key, target)
-    values = (value for _, value in backup.pairs_of(body) if value is not None)
-    lost = restored_metadata.lost(map(decode, values), found.fields["offset"])
+    body = _open_backup(stored, ring, key, target)
+    values = (value for _, value in backup.read_pairs(body) if value is not None)
+    lost = restored_metadata.make_lost_cluster(map(decode, values), stored.fields["offset"])
     unknown = sorted((target.topics or frozenset()) - lost.image.topics.keys())
     if unknown:
-        raise Refused(
+        raise RestoreRefused(
             "TopicNotFound",
             f"The backup of cluster {cluster_id} has no topic {', '.join(unknown)}.",
         )
-    return lost, found.fields["written_ms"]
+    return lost, stored.fields["written_ms"]
 
 
-def _opened(found: backup.Backup, ring: KeyRing, key: str, target: Target) -> bytes:
-    """Return the record batches of a backup. Raises `Refused`, `DamagedObject`,
+def _open_backup(stored: backup.Backup, ring: KeyRing, key: str, target: RestoreTarget) -> bytes:
+    """Return the record batches of a backup. Raises `RestoreRefused`, `DamagedObject`,
     `KeyUnavailable`."""
-    if not (target.accepts_clear or found.is_sealed):
-        raise Refused(
+    if not (target.accepts_clear or stored.is_sealed):
+        raise RestoreRefused(
             "BackupInTheClear",
             f"The backup {key} is not encrypted, although there is a directory of keys: a"
             " stranger who can write to the bucket may have put it there. If the cluster wrote it"
             " while it had no key, accept it with --clear-backup.",
         )
-    return found.records(ring, key)
+    return stored.open_records(ring, key)
 
 
 async def _take_over(
@@ -256,19 +259,19 @@ async def _take_over(
 ) -> str:
     """Return the incarnation of the restored cluster. The first node of a restore chooses it.
 
-    All times are the store's, so clocks do not matter. Raises `Refused`, `DamagedObject`.
+    All times are the store's, so clocks do not matter. Raises `RestoreRefused`, `DamagedObject`.
     """
-    probe = f"{backup.folder(cluster_id)}/probe-{uuid_text(random_id())}"
+    probe = f"{backup.format_folder(cluster_id)}/probe-{format_uuid(random_id())}"
     await store.put(probe, BytesSource(b"probe"))
     try:
-        modified_ms = await _modified_ms(store, cluster_id)
+        modified_ms = await _list_modified_ms(store, cluster_id)
     finally:
         await store.delete([probe])
-    key = backup.incarnation_key(cluster_id)
-    lease_ms = modified_ms.get(backup.lease_key(cluster_id), 0)
+    key = backup.format_incarnation_key(cluster_id)
+    lease_ms = modified_ms.get(backup.format_lease_key(cluster_id), 0)
     silent_ms = modified_ms[probe] - lease_ms
     if silent_ms < idle_ms:
-        raise Refused(
+        raise RestoreRefused(
             "ClusterAlive",
             f"Cluster {cluster_id} is alive: it wrote its lease {silent_ms / 1000:.0f} s ago. Stop"
             f" all of its brokers, and wait until {idle_ms / 1000:.0f} s have passed.",
@@ -278,7 +281,7 @@ async def _take_over(
         data, version = await store.get_versioned(key)
         if modified_ms[key] > lease_ms:
             return backup.decode_incarnation(data)
-    incarnation = uuid_text(random_id())
+    incarnation = format_uuid(random_id())
     try:
         source = BytesSource(backup.encode_incarnation(incarnation))
         await store.put_if(key, source, version)
@@ -288,48 +291,50 @@ async def _take_over(
     return incarnation
 
 
-async def _sources(
+async def _find_sources(
     store: ObjectStore,
     ring: KeyRing,
     cluster_id: str,
-    lost: Lost,
+    lost: LostCluster,
     topics: frozenset[str] | None,
-) -> list[Source]:
-    wanted = [
-        (keys.partition_prefix(cluster_id, name, topic.topic_id, index), topic, index)
+) -> list[RestoreSource]:
+    partitions = [
+        (keys.format_partition_prefix(cluster_id, name, topic.topic_id, index), topic, index)
         for name, topic in sorted(lost.image.topics.items())
         if (topics is None or name in topics) and _is_tiered(lost.image, name)
         for index in range(len(topic.partitions))
     ]
     # The store bounds how many requests there are at the same time.
-    return await asyncio.gather(*(_source(store, ring, *one) for one in wanted))
+    return await asyncio.gather(
+        *(_find_source(store, ring, *partition) for partition in partitions)
+    )
 
 
 def _is_tiered(image: MetadataImage, topic: str) -> bool:
-    return bool(image.topic_config(topic)["remote.storage.enable"])
+    return bool(image.resolve_topic_config(topic)["remote.storage.enable"])
 
 
-async def _source(
+async def _find_source(
     store: ObjectStore, ring: KeyRing, prefix: str, topic: TopicImage, index: int
-) -> Source:
+) -> RestoreSource:
     """Find where a partition ends, and the state behind its last segment."""
     start, epoch, written_ms = 0, 0, 0
     try:
-        known = manifest.decode(await store.get(keys.manifest_key(prefix)))
-        start, epoch, written_ms = known.log_start_offset, known.leader_epoch, known.written_ms
-        whole, missing = await rebuild.present(store, prefix, known.segments)
+        stored = manifest.decode(await store.get(keys.format_manifest_key(prefix)))
+        start, epoch, written_ms = stored.log_start_offset, stored.leader_epoch, stored.written_ms
+        complete, missing = await rebuild.split_present(store, prefix, stored.segments)
     except ObjectMissing:
-        infos = [info async for info in store.list(prefix)]
-        whole = await rebuild.described(store, audit.compare(infos, RemoteLog()).orphans)
+        infos = [info async for info in store.list_objects(prefix)]
+        complete = await rebuild.read_descriptions(store, audit.compare(infos, RemoteLog()).orphans)
         missing = []
-        start = min((segment.base_offset for segment in whole), default=0)
-    nothing = Source(topic, index, start, None, -1, 0, len(missing), epoch, written_ms, ())
-    if not whole:
+        start = min((segment.base_offset for segment in complete), default=0)
+    nothing = RestoreSource(topic, index, start, None, -1, 0, len(missing), epoch, written_ms, ())
+    if not complete:
         return nothing
-    last = max(whole, key=lambda segment: segment.end_offset)
+    last = max(complete, key=lambda segment: segment.end_offset)
     # Its records stay in the store. The brokers decide whether they read them.
-    state = await segments.state_behind(store, prefix, last, ring, accepts_clear=True)
-    producers = ProducerStates()
+    state = await segments.fetch_state_behind(store, prefix, last, ring, accepts_clear=True)
+    producers = ProducerStateManager()
     try:
         producers.load(state.producer_snapshot, 0)
     except CorruptSnapshot as error:
@@ -342,13 +347,13 @@ async def _source(
     return nothing._replace(
         state=state,
         newest_ms=last.max_timestamp,
-        segments=len(whole),
+        segments=len(complete),
         open=opened,
         log_start_offset=min(start, state.next_offset),
     )
 
 
-class _State(NamedTuple):
+class _StateBackup(NamedTuple):
     """The backup of one partition of an internal topic."""
 
     live: list[Pair]
@@ -356,47 +361,49 @@ class _State(NamedTuple):
     open: Mapping[int, list[Pair]]
 
 
-async def _state(
-    store: ObjectStore, ring: KeyRing, cluster_id: str, topic: TopicImage, target: Target
-) -> dict[int, _State]:
-    """Return the backups of a topic by partition. Raises `Refused`, `DamagedObject`,
+async def _read_states(
+    store: ObjectStore, ring: KeyRing, cluster_id: str, topic: TopicImage, target: RestoreTarget
+) -> dict[int, _StateBackup]:
+    """Return the backups of a topic by partition. Raises `RestoreRefused`, `DamagedObject`,
     `KeyUnavailable`, `StoreError`."""
     indexes = range(len(topic.partitions))
-    names = [backup.state_key(cluster_id, topic.name, index) for index in indexes]
-    found = await asyncio.gather(*(_partition_state(store, ring, key, target) for key in names))
-    return {index: state for index, state in zip(indexes, found, strict=True) if state is not None}
+    names = [backup.format_state_key(cluster_id, topic.name, index) for index in indexes]
+    states = await asyncio.gather(
+        *(_read_partition_state(store, ring, key, target) for key in names)
+    )
+    return {index: state for index, state in zip(indexes, states, strict=True) if state is not None}
 
 
-async def _partition_state(
-    store: ObjectStore, ring: KeyRing, key: str, target: Target
-) -> _State | None:
+async def _read_partition_state(
+    store: ObjectStore, ring: KeyRing, key: str, target: RestoreTarget
+) -> _StateBackup | None:
     try:
-        found = backup.decode(await store.get(key))
+        stored = backup.decode(await store.get(key))
     except ObjectMissing:
         return None
-    body = _opened(found, ring, key, target)
+    body = _open_backup(stored, ring, key, target)
     opened: dict[int, list[Pair]] = {}
     end = len(body)
-    for entry in reversed(found.fields["open"]):
+    for entry in reversed(stored.fields["open"]):
         begin = end - entry["size"]
-        opened[entry["producer_id"]] = _keyed(body[begin:end])
+        opened[entry["producer_id"]] = _parse_keyed(body[begin:end])
         end = begin
-    return _State(_keyed(body[:end]), opened)
+    return _StateBackup(_parse_keyed(body[:end]), opened)
 
 
-def _keyed(body: bytes) -> list[Pair]:
-    return [(key, value) for key, value in backup.pairs_of(body) if key is not None]
+def _parse_keyed(body: bytes) -> list[Pair]:
+    return [(key, value) for key, value in backup.read_pairs(body) if key is not None]
 
 
-class _Writer:
+class _DirectoryWriter:
     """Writes the data directory of one node."""
 
     def __init__(
         self,
         storage: Storage,
         cluster_id: str,
-        target: Target,
-        metadata: Restored,
+        target: RestoreTarget,
+        metadata: RestoredMetadata,
         incarnation: str,
         written_ms: int,
     ) -> None:
@@ -405,22 +412,23 @@ class _Writer:
         self._target = target
         self._metadata = metadata
         self._written_ms = written_ms
-        self._directory_id = restored_metadata.directory_id(incarnation, target.node_id)
+        self._directory_id = restored_metadata.compute_directory_id(incarnation, target.node_id)
         self._directory = LogDirectory(storage, target.data_dir)
 
     def write(
-        self, sources: Sequence[Source], states: Mapping[str, Mapping[int, _State]]
-    ) -> Report:
+        self, sources: Sequence[RestoreSource], states: Mapping[str, Mapping[int, _StateBackup]]
+    ) -> RestoreReport:
         """Write all logs and the metadata, then the mark of a clean stop. The mark of the restore
         comes last."""
-        found: dict[int, _State] = dict(states.get("__transaction_state", {}))
+        transaction_states: dict[int, _StateBackup] = dict(states.get("__transaction_state", {}))
         transactions = {
-            index: restored_state.transactions(state.live) for index, state in found.items()
+            index: restored_state.restore_transactions(state.live)
+            for index, state in transaction_states.items()
         }
         committing = {
             producer_id: partitions
-            for one in transactions.values()
-            for producer_id, partitions in one.committing.items()
+            for restored in transactions.values()
+            for producer_id, partitions in restored.committing.items()
         }
         directory, target = self._directory, self._target
         _make_room(self._storage, target)
@@ -430,20 +438,20 @@ class _Writer:
             directory_id=self._directory_id,
             restores=True,
         )
-        reports = [self._tiered(source, committing) for source in sources]
-        done = {(report.topic, report.partition) for report in reports}
+        reports = [self._write_tiered(source, committing) for source in sources]
+        reported = {(report.topic, report.partition) for report in reports}
         reports += [
             PartitionReport(name, index, False, 0, 0, 0, 0, 0, -1)
             for name, topic in sorted(self._metadata.image.topics.items())
             for index in range(len(topic.partitions))
-            if (name, index) not in done and name not in INTERNAL_TOPICS
+            if (name, index) not in reported and name not in INTERNAL_TOPICS
         ]
-        ends = self._ends(reports)
-        for index, one in transactions.items():
-            self._state("__transaction_state", index, one.pairs)
+        ends = self._build_ends(reports)
+        for index, restored in transactions.items():
+            self._write_state("__transaction_state", index, restored.pairs)
         shares = states.get("__share_group_state", {})
-        known = frozenset[ShareKey]().union(
-            *(restored_state.share_keys(state.live) for state in shares.values())
+        share_keys = frozenset[ShareKey]().union(
+            *(restored_state.list_share_keys(state.live) for state in shares.values())
         )
         for index, state in states.get("__consumer_offsets", {}).items():
             decided = [
@@ -452,27 +460,29 @@ class _Writer:
                 if ("__consumer_offsets", index) in committing.get(producer_id, ())
                 for pair in pairs
             ]
-            live = backup.LiveRecords()
+            live = backup.CompactedView()
             live.put([*state.live, *decided])
             pairs = [(key, value) for key, value in live if key is not None]
-            groups = restored_state.groups(pairs, ends, states=known)
-            self._state("__consumer_offsets", index, groups)
+            groups = restored_state.restore_groups(pairs, ends, states=share_keys)
+            self._write_state("__consumer_offsets", index, groups)
         for index, state in shares.items():
-            self._state("__share_group_state", index, restored_state.share_groups(state.live, ends))
+            self._write_state(
+                "__share_group_state", index, restored_state.restore_share_groups(state.live, ends)
+            )
         self._write_metadata()
         directory.broker_epoch = self._metadata.broker_epoch
         directory.close()
         order = sorted(reports, key=lambda report: (report.topic, report.partition))
-        report = Report(self._cluster_id, self._written_ms, order)
+        report = RestoreReport(self._cluster_id, self._written_ms, order)
         rows = report._asdict() | {"partitions": [row._asdict() for row in order]}
         restore_mark.write(self._storage, target.data_dir, RestoreMark(target.id, True, rows))
         return report
 
-    def _ends(self, reports: Iterable[PartitionReport]) -> Ends:
+    def _build_ends(self, reports: Iterable[PartitionReport]) -> EndOffsets:
         by_name = {(report.topic, report.partition): report.end for report in reports}
         topics = self._metadata.image.topics
         by_id = {(topics[name].topic_id, index): end for (name, index), end in by_name.items()}
-        return Ends(by_name, by_id)
+        return EndOffsets(by_name, by_id)
 
     def _open(self, name: str, index: int) -> tuple[Log, int] | None:
         """Open the log of a partition; None if it has no replica on this node. Also return its
@@ -481,23 +491,25 @@ class _Writer:
         partition = topic.partitions[index]
         if self._target.node_id not in partition.replicas:
             return None
-        config = LogConfig.of(self._metadata.image.topic_config(name))
+        config = LogConfig.from_settings(self._metadata.image.resolve_topic_config(name))
         log = self._directory.open_log(
             name, index, config, now_ms=self._written_ms, topic_id=topic.topic_id
         )
         return log, partition.leader_epoch
 
-    def _tiered(
-        self, source: Source, committing: Mapping[int, frozenset[tuple[str, int]]]
+    def _write_tiered(
+        self, source: RestoreSource, committing: Mapping[int, frozenset[tuple[str, int]]]
     ) -> PartitionReport:
         """Write the log of a tiered partition. Its open transactions are aborted, except those
         that were decided to commit: their coordinators write the markers."""
-        where = (source.topic.name, source.partition)
-        aborted = [entry for entry in source.open if where not in committing.get(entry[0], ())]
+        partition_key = (source.topic.name, source.partition)
+        aborted = [
+            entry for entry in source.open if partition_key not in committing.get(entry[0], ())
+        ]
         start = end = source.log_start_offset
         if source.state is not None:
             end = source.state.next_offset + len(aborted)
-        opened = self._open(*where)
+        opened = self._open(*partition_key)
         if opened is not None:
             log, leader_epoch = opened
             if source.state is None:
@@ -516,12 +528,12 @@ class _Writer:
                     marker,
                     now_ms=source.written_ms,
                     leader_epoch=leader_epoch,
-                    origin=Origin.COORDINATOR,
+                    origin=AppendOrigin.COORDINATOR,
                 )
             assert log.log_end_offset == end
-            self._directory.high_watermarks[where] = end
+            self._directory.high_watermarks[partition_key] = end
         return PartitionReport(
-            *where,
+            *partition_key,
             True,
             start,
             end,
@@ -531,15 +543,17 @@ class _Writer:
             source.newest_ms,
         )
 
-    def _state(self, topic: str, index: int, pairs: Iterable[Pair]) -> None:
+    def _write_state(self, topic: str, index: int, pairs: Iterable[Pair]) -> None:
         opened = self._open(topic, index)
         if opened is None:
             return
         log, leader_epoch = opened
-        left = list(pairs)
-        for at in range(0, len(left), _BATCH_RECORDS):
+        records = list(pairs)
+        for start in range(0, len(records), _BATCH_RECORDS):
             log.append_records(
-                left[at : at + _BATCH_RECORDS], now_ms=self._written_ms, leader_epoch=leader_epoch
+                records[start : start + _BATCH_RECORDS],
+                now_ms=self._written_ms,
+                leader_epoch=leader_epoch,
             )
         self._directory.high_watermarks[(topic, index)] = log.log_end_offset
 
@@ -552,7 +566,7 @@ class _Writer:
         snapshot_id = OffsetAndEpoch(self._metadata.image.offset + 1, 0)
         pairs = ((None, encode(record)) for record in self._metadata.records)
         data = snapshots.build(
-            snapshot_id, None, backup.batches(pairs), last_timestamp_ms=self._written_ms
+            snapshot_id, None, backup.build_batches(pairs), last_timestamp_ms=self._written_ms
         )
-        path = f"{log.directory}/{snapshots.file_name(snapshot_id)}"
+        path = f"{log.directory}/{snapshots.format_file_name(snapshot_id)}"
         self._storage.replace_file(path, data, sync=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from shoal.metadata import names
-from shoal.metadata.controller import registration
-from shoal.metadata.delta import Draft
-from shoal.metadata.image import BrokerImage, MetadataImage, ResourceType, Scope
+from shoal.metadata.controller import build_registration_record
+from shoal.metadata.delta import ImageDraft
+from shoal.metadata.image import BrokerImage, ConfigResourceType, ImageScope, MetadataImage
 from shoal.metadata.records import MetadataRecord
 from shoal.server.tiered.backups import INCARNATION
 from shoal.tiered.segment_object import DamagedObject
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EPOCH_GAP = 1_000
 
 
-class Lost(NamedTuple):
+class LostCluster(NamedTuple):
     """The lost cluster at its last backup: its records, and the image they make."""
 
     records: Sequence[MetadataRecord]
@@ -33,7 +33,7 @@ class Lost(NamedTuple):
     offset: int
 
 
-class Restored(NamedTuple):
+class RestoredMetadata(NamedTuple):
     """The metadata of the restored cluster."""
 
     records: Sequence[MetadataRecord]
@@ -42,38 +42,38 @@ class Restored(NamedTuple):
     broker_epoch: int
 
 
-def lost(records: Iterable[MetadataRecord], offset: int) -> Lost:
+def make_lost_cluster(records: Iterable[MetadataRecord], offset: int) -> LostCluster:
     """Return the lost cluster. Raises `DamagedObject` for a topic whose name no cluster accepts:
     names become folders of the disk and prefixes in the bucket, and `..` leads out of them."""
-    found = list(records)
-    for record in found:
+    record_list = list(records)
+    for record in record_list:
         if record.kind == "TopicRecord":
-            reason = names.invalid_topic(record.fields["name"])
+            reason = names.find_topic_name_error(record.fields["name"])
             if reason is not None:
                 raise DamagedObject(f"the backup has a topic with an invalid name: {reason}")
-    return Lost(found, image_of(found, offset), offset)
+    return LostCluster(record_list, build_image(record_list, offset), offset)
 
 
-def image_of(records: Iterable[MetadataRecord], offset: int) -> MetadataImage:
-    draft = Draft(MetadataImage(scope=Scope()))
+def build_image(records: Iterable[MetadataRecord], offset: int) -> MetadataImage:
+    draft = ImageDraft(MetadataImage(scope=ImageScope()))
     for record in records:
         draft.replay(record)
     return draft.finish(offset=offset, epoch=0)[0]
 
 
-def directory_id(incarnation: str, broker_id: int) -> UUID:
+def compute_directory_id(incarnation: str, broker_id: int) -> UUID:
     """Return the id of a broker's data directory, which all nodes must know."""
     return uuid5(NAMESPACE_OID, f"{incarnation} {broker_id}")
 
 
-def restored(
-    of: Lost,
+def build_restored(
+    of: LostCluster,
     *,
     brokers: Sequence[int],
     topics: Collection[str] | None,
     incarnation: str,
     leader_epochs: Mapping[tuple[UUID, int], int],
-) -> Restored:
+) -> RestoredMetadata:
     """Return the metadata for these brokers, and of these topics only (None: all). `leader_epochs`
     has newer epochs than the backup."""
     epoch = of.offset
@@ -87,13 +87,13 @@ def restored(
     for broker_id in brokers:
         broker = BrokerImage(
             broker_id,
-            uuid5(directory_id(incarnation, broker_id), "incarnation"),
+            uuid5(compute_directory_id(incarnation, broker_id), "incarnation"),
             epoch,
             (),
             {},
-            log_dirs=(directory_id(incarnation, broker_id),),
+            log_dirs=(compute_directory_id(incarnation, broker_id),),
         )
-        out.append(registration(broker, epoch))
+        out.append(build_registration_record(broker, epoch))
     for record in of.records:
         fields = record.fields
         match record.kind:
@@ -105,39 +105,39 @@ def restored(
                 if fields["topic_id"] not in ids:
                     continue
                 newer = leader_epochs.get((fields["topic_id"], fields["partition_id"]), 0)
-                out.append(_partition(fields, brokers, incarnation, newer))
+                out.append(_restore_partition(fields, brokers, incarnation, newer))
                 continue
             case "ConfigRecord" if not _is_kept(fields, kept, brokers):
                 continue
         out.append(record)
-    out.append(_config(ResourceType.BROKER, "", INCARNATION, incarnation))
-    return Restored(out, image_of(out, of.offset), epoch)
+    out.append(_make_config(ConfigResourceType.BROKER, "", INCARNATION, incarnation))
+    return RestoredMetadata(out, build_image(out, of.offset), epoch)
 
 
-def _config(kind: int, resource: str, name: str, value: str) -> MetadataRecord:
+def _make_config(kind: int, resource: str, name: str, value: str) -> MetadataRecord:
     fields = {"resource_type": kind, "resource_name": resource, "name": name, "value": value}
     return MetadataRecord("ConfigRecord", fields)
 
 
 def _is_kept(fields: Mapping[str, Any], topics: Collection[str], brokers: Sequence[int]) -> bool:
     kind, name = fields["resource_type"], fields["resource_name"]
-    if kind == ResourceType.TOPIC:
+    if kind == ConfigResourceType.TOPIC:
         return name in topics
-    if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and name:
+    if kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER) and name:
         return name in map(str, brokers)
     return True
 
 
-def _partition(
+def _restore_partition(
     fields: Mapping[str, Any], brokers: Sequence[int], incarnation: str, newer: int
 ) -> MetadataRecord:
     """Return a partition as after a clean stop of all brokers: its replicas are in sync."""
-    old, at = fields["replicas"], fields["partition_id"]
+    old, index = fields["replicas"], fields["partition_id"]
     replicas = [replica for replica in old if replica in brokers]
     for step in range(len(brokers)):
-        other = brokers[(at + step) % len(brokers)]
-        if len(replicas) < len(old) and other not in replicas:
-            replicas.append(other)
+        broker_id = brokers[(index + step) % len(brokers)]
+        if len(replicas) < len(old) and broker_id not in replicas:
+            replicas.append(broker_id)
     changed = {
         "replicas": replicas,
         "isr": replicas,
@@ -147,7 +147,7 @@ def _partition(
         "leader_epoch": max(fields["leader_epoch"], newer) + EPOCH_GAP,
         "partition_epoch": fields["partition_epoch"] + EPOCH_GAP,
         "leader_recovery_state": 0,
-        "directories": [directory_id(incarnation, replica) for replica in replicas],
+        "directories": [compute_directory_id(incarnation, replica) for replica in replicas],
         "eligible_leader_replicas": None,
         "last_known_elr": None,
     }

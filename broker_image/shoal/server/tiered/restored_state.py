@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.contract import Record, Replayed
+from shoal.coordinator.contract import CoordinatorRecord, RecordOrigin
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.group.records import RecordType
 from shoal.coordinator.share import records as share_records
@@ -17,7 +17,7 @@ from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.transaction import records as transaction_records
-from shoal.transaction.states import State
+from shoal.transaction.states import TransactionState
 from shoal.transaction.transactions import LAST_EPOCH
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.share.backoff import Delay
     from shoal.coordinator.share.state_store import ShareState
-    from shoal.transaction.transactions import Transaction
+    from shoal.transaction.transactions import TransactionMetadata
 
 Pair = tuple[bytes, bytes | None]
 #: Records of groups that stay. Those of members and their assignments do not.
@@ -37,62 +37,72 @@ _KEPT = (
 _OFFSETS = (RecordType.OFFSET_COMMIT, RecordType.LEGACY_OFFSET_COMMIT)
 _UNKNOWN = -1
 #: States whose transaction was open. Its records are aborted.
-_OPEN = (State.ONGOING, State.PREPARE_ABORT, State.PREPARE_EPOCH_FENCE)
+_OPEN = (
+    TransactionState.ONGOING,
+    TransactionState.PREPARE_ABORT,
+    TransactionState.PREPARE_EPOCH_FENCE,
+)
 
 
-class Ends(NamedTuple):
+class EndOffsets(NamedTuple):
     """The end offsets of the restored partitions, by name and by topic id."""
 
     by_name: Mapping[tuple[str, int], int]
     by_id: Mapping[tuple[UUID, int], int]
 
 
-def groups(pairs: Iterable[Pair], ends: Ends, *, states: Set[ShareKey]) -> Iterator[Pair]:
+def restore_groups(
+    pairs: Iterable[Pair], ends: EndOffsets, *, states: Set[ShareKey]
+) -> Iterator[Pair]:
     """Yield the records of `__consumer_offsets`. `states` are the share partitions that have a
     state. Raises `WireError`."""
     for key, value in pairs:
-        found = group_records.decode(Record(key, value))
-        if found is None or found.value is None or value is None:
+        decoded = group_records.decode(CoordinatorRecord(key, value))
+        if decoded is None or decoded.value is None or value is None:
             continue
         version = int.from_bytes(value[:2], "big")
-        if found.type in _OFFSETS:
-            end = ends.by_name.get((found.key["topic"], found.key["partition"]))
+        if decoded.type in _OFFSETS:
+            end = ends.by_name.get((decoded.key["topic"], decoded.key["partition"]))
             if end is not None:
-                fields = _position(found.value, end)
-                yield _pair(group_records.record(found.type, found.key, fields, version))
-        elif found.type is RecordType.GROUP_METADATA:
-            fields = found.value | {"members": [], "leader": None, "protocol": None}
-            yield _pair(group_records.record(found.type, found.key, fields, version))
-        elif found.type is RecordType.SHARE_GROUP_STATE_PARTITION_METADATA:
-            fields = _initialization(found.key["group_id"], found.value, states)
-            yield _pair(group_records.record(found.type, found.key, fields, version))
-        elif found.type in _KEPT:
+                fields = _restore_position(decoded.value, end)
+                yield _to_pair(
+                    group_records.encode_record(decoded.type, decoded.key, fields, version)
+                )
+        elif decoded.type is RecordType.GROUP_METADATA:
+            fields = decoded.value | {"members": [], "leader": None, "protocol": None}
+            yield _to_pair(group_records.encode_record(decoded.type, decoded.key, fields, version))
+        elif decoded.type is RecordType.SHARE_GROUP_STATE_PARTITION_METADATA:
+            fields = _restore_initialization(decoded.key["group_id"], decoded.value, states)
+            yield _to_pair(group_records.encode_record(decoded.type, decoded.key, fields, version))
+        elif decoded.type in _KEPT:
             yield key, value
 
 
-def _initialization(
+def _restore_initialization(
     group_id: str, fields: Mapping[str, Any], states: Set[ShareKey]
 ) -> dict[str, Any]:
     """Return which share partitions have a state. The others are initialized again when a member
     comes: the backup of the group may be newer than that of the states."""
     initialized, again = [], list(fields["initializing_topics"])
-    for named in fields["initialized_topics"]:
-        topic_id, partitions = named["topic_id"], set(named["partitions"])
+    for topic in fields["initialized_topics"]:
+        topic_id, partitions = topic["topic_id"], set(topic["partitions"])
         kept = {p for p in partitions if ShareKey(group_id, topic_id, p) in states}
         if kept:
-            initialized.append(named | {"partitions": sorted(kept)})
+            initialized.append(topic | {"partitions": sorted(kept)})
         if lost := partitions - kept:
-            lost |= {p for one in again if one["topic_id"] == topic_id for p in one["partitions"]}
-            again = [one for one in again if one["topic_id"] != topic_id]
-            again.append(named | {"partitions": sorted(lost)})
+            lost |= {
+                p for entry in again if entry["topic_id"] == topic_id for p in entry["partitions"]
+            }
+            again = [entry for entry in again if entry["topic_id"] != topic_id]
+            again.append(topic | {"partitions": sorted(lost)})
     return {**fields, "initialized_topics": initialized, "initializing_topics": again}
 
 
-def _pair(record: Record) -> Pair:
+def _to_pair(record: CoordinatorRecord) -> Pair:
     return record.key, record.value
 
 
-def _position(fields: Mapping[str, Any], end: int) -> dict[str, Any]:
+def _restore_position(fields: Mapping[str, Any], end: int) -> dict[str, Any]:
     """Return an offset that is at most `end`. Its epoch is unknown then, and finished offsets above
     it are delivered again."""
     out = dict(fields)
@@ -104,44 +114,44 @@ def _position(fields: Mapping[str, Any], end: int) -> dict[str, Any]:
         if "leader_epoch" in out:
             out["leader_epoch"] = _UNKNOWN
     ranges = out.get("key_ranges") or ()
-    if any(_reaches(found, end) for found in ranges):
+    if any(_is_past_end(key_range, end) for key_range in ranges):
         out["key_ranges"] = []
     return out
 
 
-def _reaches(key_range: Mapping[str, Any], end: int) -> bool:
+def _is_past_end(key_range: Mapping[str, Any], end: int) -> bool:
     chunks = FinishedOffsets.decode(bytes(key_range["finished"])).chunks
     return key_range["position"] > end or bool(chunks and chunks[-1].last >= end)
 
 
-def share_keys(pairs: Iterable[Pair]) -> frozenset[ShareKey]:
+def list_share_keys(pairs: Iterable[Pair]) -> frozenset[ShareKey]:
     """Return the share partitions that have a state in `__share_group_state`."""
-    return frozenset(state.key for state in _states(pairs))
+    return frozenset(state.key for state in _replay_states(pairs))
 
 
-def _states(pairs: Iterable[Pair]) -> Iterable[ShareState]:
+def _replay_states(pairs: Iterable[Pair]) -> Iterable[ShareState]:
     shard = ShareStateShard(StateStoreConfig(), lambda _topic_id: None)
     for offset, (key, value) in enumerate(pairs):
-        shard.replay(Record(key, value), Replayed(offset, 0))
-    return shard.states()
+        shard.replay(CoordinatorRecord(key, value), RecordOrigin(offset, 0))
+    return shard.list_states()
 
 
-def share_groups(pairs: Iterable[Pair], ends: Ends) -> Iterator[Pair]:
+def restore_share_groups(pairs: Iterable[Pair], ends: EndOffsets) -> Iterator[Pair]:
     """Yield the records of `__share_group_state`: a snapshot of each share partition."""
-    for state in _states(pairs):
+    for state in _replay_states(pairs):
         end = ends.by_id.get((state.key.topic_id, state.key.partition))
         if end is not None:
-            yield _pair(_share_snapshot(state, end))
+            yield _to_pair(_make_share_snapshot(state, end))
 
 
-def _share_snapshot(state: ShareState, end: int) -> Record:
+def _make_share_snapshot(state: ShareState, end: int) -> CoordinatorRecord:
     batches = [
         batch._replace(last_offset=min(batch.last_offset, end - 1))
         for batch in map(_Batch._make, state.batches)
         if batch.first_offset < end
     ]
     cut = state.start_offset > end or any(batch[1] >= end for batch in state.batches)
-    return share_records.snapshot(
+    return share_records.encode_snapshot(
         state.key,
         snapshot_epoch=state.snapshot_epoch + 1,
         state_epoch=state.state_epoch,
@@ -152,7 +162,9 @@ def _share_snapshot(state: ShareState, end: int) -> Record:
         create_timestamp=state.create_timestamp,
         write_timestamp=state.write_timestamp,
         state_batches=batches,
-        delays=[found for delay in state.delays if (found := _delay(delay, end))],
+        delays=[
+            restored_delay for delay in state.delays if (restored_delay := _cut_delay(delay, end))
+        ],
     )
 
 
@@ -165,12 +177,12 @@ class _Batch(NamedTuple):
     delivery_count: int
 
 
-def _delay(delay: Delay, end: int) -> Delay | None:
+def _cut_delay(delay: Delay, end: int) -> Delay | None:
     first, last = delay[0], min(delay[1], end - 1)
     return type(delay)._make((first, last, *delay[2:])) if first <= last else None
 
 
-class Transactions(NamedTuple):
+class RestoredTransactions(NamedTuple):
     """The records of `__transaction_state`, and what is committed as soon as the cluster runs: the
     partitions of each producer id whose transaction was decided."""
 
@@ -178,26 +190,29 @@ class Transactions(NamedTuple):
     committing: dict[int, frozenset[tuple[str, int]]]
 
 
-def transactions(pairs: Iterable[Pair]) -> Transactions:
+def restore_transactions(pairs: Iterable[Pair]) -> RestoredTransactions:
     """Abort open transactions and fence their producers. Raises `WireError`."""
-    out = Transactions([], {})
+    out = RestoredTransactions([], {})
     for key, value in pairs:
-        found = transaction_records.decode(Record(key, value))
-        transactional_id, transaction = found or ("", None)
+        decoded = transaction_records.decode(CoordinatorRecord(key, value))
+        transactional_id, transaction = decoded or ("", None)
         if transaction is None:
             continue
-        if transaction.state is State.PREPARE_COMMIT:
+        if transaction.state is TransactionState.PREPARE_COMMIT:
             out.committing[transaction.producer_id] = frozenset(transaction.partitions)
         elif transaction.state in _OPEN:
-            aborted = _aborted(transaction)
-            out.pairs.append(_pair(transaction_records.record(transactional_id, aborted)))
+            aborted = _abort(transaction)
+            out.pairs.append(_to_pair(transaction_records.build_record(transactional_id, aborted)))
             continue
         out.pairs.append((key, value))
     return out
 
 
-def _aborted(transaction: Transaction) -> Transaction:
+def _abort(transaction: TransactionMetadata) -> TransactionMetadata:
     epoch = min(transaction.producer_epoch + 1, LAST_EPOCH)
     return transaction._replace(
-        state=State.COMPLETE_ABORT, producer_epoch=epoch, partitions={}, start_timestamp_ms=-1
+        state=TransactionState.COMPLETE_ABORT,
+        producer_epoch=epoch,
+        partitions={},
+        start_timestamp_ms=-1,
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from shoal.record.batch import Buffer
-    from shoal.tiered.store import ObjectInfo, ObjectStore, Range, Source, Version
+    from shoal.tiered.store import ByteRange, ObjectInfo, ObjectSource, ObjectStore, ObjectVersion
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class RetryingStore:
         #: Bytes of contents that were sent and received, by operation.
         self.bytes_total = dict.fromkeys(TRANSFERS, 0)
 
-    async def put(self, key: str, source: Source) -> None:
+    async def put(self, key: str, source: ObjectSource) -> None:
         async with self._uploads:
             await self._call("put", key, source.size, lambda: self._store.put(key, source))
 
@@ -70,39 +70,41 @@ class RetryingStore:
         async with self._reads:
             return await self._call("get", key, 0, lambda: self._store.get(key))
 
-    async def get_versioned(self, key: str) -> tuple[bytes, Version]:
+    async def get_versioned(self, key: str) -> tuple[bytes, ObjectVersion]:
         async with self._reads:
             return await self._call("get", key, 0, lambda: self._store.get_versioned(key))
 
-    async def put_if(self, key: str, source: Source, version: Version | None) -> Version:
+    async def put_if(
+        self, key: str, source: ObjectSource, version: ObjectVersion | None
+    ) -> ObjectVersion:
         async with self._uploads:
             return await self._call(
                 "put", key, source.size, lambda: self._store.put_if(key, source, version)
             )
 
-    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Buffer]:
+    async def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Buffer]:
         size = sum(end - start for start, end in ranges)
         async with self._reads:
             return await self._call("get", key, size, lambda: self._store.get_ranges(key, ranges))
 
-    async def size(self, key: str) -> int:
+    async def get_size(self, key: str) -> int:
         async with self._reads:
-            return await self._call("head", key, 0, lambda: self._store.size(key))
+            return await self._call("head", key, 0, lambda: self._store.get_size(key))
 
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+    async def list_objects(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """A failed list begins again, so its result is complete or an error."""
 
         async def collect() -> list[ObjectInfo]:
-            return [info async for info in self._store.list(prefix)]
+            return [info async for info in self._store.list_objects(prefix)]
 
         async with self._reads:
-            found = await self._call("list", prefix, 0, collect)
-        for info in found:
+            infos = await self._call("list", prefix, 0, collect)
+        for info in infos:
             yield info
 
-    async def children(self, prefix: str) -> Sequence[str]:
+    async def list_children(self, prefix: str) -> Sequence[str]:
         async with self._reads:
-            return await self._call("list", prefix, 0, lambda: self._store.children(prefix))
+            return await self._call("list", prefix, 0, lambda: self._store.list_children(prefix))
 
     async def delete(self, keys: Sequence[str]) -> None:
         if keys:
@@ -119,10 +121,10 @@ class RetryingStore:
             self.attempts_total[operation] += 1
             try:
                 async with asyncio.timeout(timeout_s):
-                    found = await call()
+                    result = await call()
                 if size:
                     self.bytes_total[operation] += size
-                return found
+                return result
             except TimeoutError:
                 error: StoreError = StoreUnavailable(key, f"no answer within {timeout_s:.0f} s")
             except (ObjectMissing, StoreConflict):

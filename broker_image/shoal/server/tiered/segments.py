@@ -9,7 +9,7 @@ from shoal.log.remote import RebuiltState
 from shoal.tiered import keys
 from shoal.tiered.remote_log import Encryption
 from shoal.tiered.segment_object import DamagedObject, Footer, Section, read_footer
-from shoal.tiered.store import Range
+from shoal.tiered.store import ByteRange
 
 if TYPE_CHECKING:
     from shoal.tiered.remote_log import RemoteSegment
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.tiered.store import ObjectStore
 
 
-async def footer(
+async def download_footer(
     store: ObjectStore, prefix: str, segment: RemoteSegment, *, accepts_clear: bool
 ) -> Footer:
     """Download the footer of a segment. Raises `DamagedObject`, `StoreError`.
@@ -25,15 +25,15 @@ async def footer(
     With `accepts_clear`, an object may be in the clear if nothing says that it was encrypted.
     Otherwise the metadata must say that it was not: every writer of the bucket can put one there.
     """
-    key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
+    key = keys.format_segment_key(prefix, segment.base_offset, segment.segment_id)
     end = segment.object_size
-    (data,) = await store.get_ranges(key, [Range(end - segment.footer_size, end)])
-    found = read_footer(data)
-    if found.description.segment_id != segment.segment_id:
-        raise DamagedObject(f"{key} has the segment {found.description.segment_id}")
-    if found.envelope is None:
+    (data,) = await store.get_ranges(key, [ByteRange(end - segment.footer_size, end)])
+    parsed = read_footer(data)
+    if parsed.description.segment_id != segment.segment_id:
+        raise DamagedObject(f"{key} has the segment {parsed.description.segment_id}")
+    if parsed.envelope is None:
         _check_clear(key, segment.encryption, accepts_clear=accepts_clear)
-    return found
+    return parsed
 
 
 def _check_clear(key: str, encryption: Encryption, *, accepts_clear: bool) -> None:
@@ -52,7 +52,7 @@ def _check_clear(key: str, encryption: Encryption, *, accepts_clear: bool) -> No
         )
 
 
-async def state_behind(
+async def fetch_state_behind(
     store: ObjectStore,
     prefix: str,
     segment: RemoteSegment,
@@ -62,16 +62,17 @@ async def state_behind(
 ) -> RebuiltState:
     """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
     `KeyUnavailable`, `StoreError`."""
-    of = await footer(store, prefix, segment, accepts_clear=accepts_clear)
-    wanted = (Section.LEADER_EPOCHS, Section.PRODUCER_SNAPSHOT)
-    missing = [kind.name for kind in wanted if kind not in of.sections]
+    of = await download_footer(store, prefix, segment, accepts_clear=accepts_clear)
+    needed = (Section.LEADER_EPOCHS, Section.PRODUCER_SNAPSHOT)
+    missing = [kind.name for kind in needed if kind not in of.sections]
     if missing:
         raise DamagedObject(f"segment {segment.segment_id} has no {' and no '.join(missing)}")
-    key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
-    sealed = await store.get_ranges(key, [of.section_range(kind) for kind in wanted])
-    cipher = of.cipher(ring)
+    key = keys.format_segment_key(prefix, segment.base_offset, segment.segment_id)
+    sealed = await store.get_ranges(key, [of.get_section_range(kind) for kind in needed])
+    cipher = of.open_cipher(ring)
     checkpoint, snapshot = (
-        bytes(of.section(kind, data, cipher)) for kind, data in zip(wanted, sealed, strict=True)
+        bytes(of.open_section(kind, data, cipher))
+        for kind, data in zip(needed, sealed, strict=True)
     )
     epochs = parse_epochs(checkpoint)
     if not epochs:

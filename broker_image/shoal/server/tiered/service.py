@@ -18,7 +18,7 @@ from shoal.server.metrics.tiered import RemoteMeters, RemoteState
 from shoal.server.tiered.backups import Backups, Lease
 from shoal.server.tiered.chunk_cache import ChunkCache
 from shoal.server.tiered.cleaning import RemoteCleaning
-from shoal.server.tiered.copier import Copier, state_of
+from shoal.server.tiered.copier import Copier, compute_state
 from shoal.server.tiered.key_ring import Sealing
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import CreateTopic, MetadataTopic, MetadataUnavailable
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shoal.replication.partition import Partition
     from shoal.server.config import BrokerConfig
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.network.peers import Peers
+    from shoal.server.network.peers import BrokerPeers
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
@@ -68,14 +68,14 @@ CLEANING_DIRECTORY = "remote-cleaning"
 DELETED_AFTER_SESSIONS = 2
 
 
-class Session(Protocol):
+class BrokerSession(Protocol):
     """This broker's session with the controller (`cluster.lifecycle`)."""
 
     @property
     def is_lost(self) -> bool: ...
 
 
-def store_of(config: BrokerConfig) -> ObjectStore:
+def make_store(config: BrokerConfig) -> ObjectStore:
     """Return the object store that the configs name. Raises `InvalidConfig`."""
     try:
         return open_store(
@@ -100,9 +100,9 @@ class TieredStorage:
         *,
         store: ObjectStore,
         purgatory: Purgatory,
-        peers: Peers,
+        peers: BrokerPeers,
         create_topic: CreateTopic,
-        session: Session,
+        session: BrokerSession,
     ) -> None:
         """Raises `InvalidConfig`."""
         self._node = node
@@ -135,7 +135,7 @@ class TieredStorage:
         self._unknown_ms: dict[Key, int] = {}
         #: Partitions whose last pass has failed.
         self._failing: set[Key] = set()
-        partitions.on_removed(lambda partition: self._removed(partition))
+        partitions.on_removed(lambda partition: self._on_removed(partition))
 
     def start(self) -> None:
         """Open the tiered partitions, and copy from now on. Raises `OSError`."""
@@ -171,10 +171,10 @@ class TieredStorage:
             f"{self._directory.path}/{CLEANING_DIRECTORY}",
         )
         self._cleaning.open()
-        self._image.subscribe(self._metadata_changed)
+        self._image.subscribe(self._on_metadata_changed)
         self.metadata.refresh()
         self._attach_all()
-        self._node.timers.every(
+        self._node.timers.call_every(
             self._node.config["remote.log.manager.task.interval.ms"], self._tick
         )
 
@@ -189,7 +189,7 @@ class TieredStorage:
         if self._copier is not None:
             self._copier.close()
 
-    def _metadata_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+    def _on_metadata_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         changed = (*delta.created, *(topic for _, topic in delta.changed))
         if any(topic.name == TOPIC for topic in changed):
             self.metadata.refresh()
@@ -213,7 +213,7 @@ class TieredStorage:
         # First what the disk may refuse: the metadata's delta is then repeated.
         has_moved = log.advance_log_start(min(log.local_start_offset, partition.high_watermark))
         log.remote = None
-        self._removed(partition)
+        self._on_removed(partition)
         if has_moved:
             partition.notify_changed()
 
@@ -224,15 +224,15 @@ class TieredStorage:
         reader = PartitionReader(
             self.downloads,
             partition.log,
-            self.metadata.remote(key),
-            self._copier.prefix(partition),
+            self.metadata.get_remote(key),
+            self._copier.get_prefix(partition),
             is_loaded=lambda: self.metadata.is_loaded(key),
-            changed=lambda: self._changed(partition),
-            meter=self.meters.of(partition.topic),
+            changed=lambda: self._on_changed(partition),
+            meter=self.meters.get_meter(partition.topic),
         )
         partition.log.remote = self.readers[key] = reader
 
-    async def state_behind(
+    async def fetch_state_behind(
         self, partition: Partition, offset: int, leader_epoch: int
     ) -> RebuiltState:
         """Return the state behind the remote segment with an offset, which has it in that leader
@@ -243,28 +243,28 @@ class TieredStorage:
             raise RemoteUnavailable(f"topic {partition.topic} is not tiered on this broker")
         if not self.metadata.is_loaded(key):
             raise RemoteUnavailable(f"this broker has not read {TOPIC} yet")
-        meter = self.meters.of(partition.topic)
+        meter = self.meters.get_meter(partition.topic)
         meter.rebuilds += 1
         try:
-            segment = self.metadata.remote(key).find(offset, leader_epoch)
+            segment = self.metadata.get_remote(key).find(offset, leader_epoch)
             if segment is None:
                 raise RemoteUnavailable(
                     f"no remote segment has offset {offset} in leader epoch {leader_epoch}"
                 )
-            return await reader.state_behind(segment)
+            return await reader.fetch_state_behind(segment)
         except (StoreError, DamagedObject, KeyUnavailable, RemoteUnavailable) as error:
             meter.rebuild_errors += 1
             raise RemoteUnavailable(str(error)) from error
 
-    def _removed(self, partition: Partition) -> None:
+    def _on_removed(self, partition: Partition) -> None:
         self.readers.pop(partition.key, None)
         self._failing.discard(partition.key)
-        if not any(p.topic == partition.topic for p in self._tiered()):
+        if not any(p.topic == partition.topic for p in self._list_tiered()):
             self.meters.forget(partition.topic)
         if self._copier is not None:
             self._copier.forget(partition.key)
 
-    def _changed(self, partition: Partition) -> None:
+    def _on_changed(self, partition: Partition) -> None:
         """Wake the requests that wait for records of the partition."""
         partition.notify_changed()
         if partition.leadership is not None:
@@ -281,22 +281,22 @@ class TieredStorage:
     def cache_counts(self) -> ChunkCache:
         return self.chunks
 
-    def _tiered(self) -> list[Partition]:
+    def _list_tiered(self) -> list[Partition]:
         return [partition for partition in self._partitions if partition.key in self.readers]
 
-    def states(self) -> list[RemoteState]:
+    def get_states(self) -> list[RemoteState]:
         return [
-            state_of(partition, self.metadata.remote(partition.key))
-            for partition in self._tiered()
+            compute_state(partition, self.metadata.get_remote(partition.key))
+            for partition in self._list_tiered()
             if partition.is_leader and not partition.log.offline
         ]
 
-    def totals(self) -> dict[str, int]:
+    def get_totals(self) -> dict[str, int]:
         copier = self._copier
-        led = {partition.key for partition in self._tiered() if partition.is_leader}
+        led = {partition.key for partition in self._list_tiered() if partition.is_leader}
         reconciliation = None if copier is None else copier.reconciliation
         audits = {} if reconciliation is None else reconciliation.audits
-        found = [audit for key, audit in audits.items() if key in led]
+        own_audits = [audit for key, audit in audits.items() if key in led]
         return {
             "manifest_writes": 0 if copier is None else copier.manifests.writes_total,
             "segments_rebuilt": reconciliation.segments_rebuilt_total if reconciliation else 0,
@@ -306,9 +306,9 @@ class TieredStorage:
             "cleanings": 0 if self._cleaning is None else self._cleaning.cleanings_total,
             "copies_throttled": self.copy_quota.throttled_total,
             "fetches_throttled": self.fetch_quota.throttled_total,
-            "orphans": sum(len(audit.orphans) for audit in found),
-            "orphan_bytes": sum(audit.orphans_bytes for audit in found),
-            "missing_objects": sum(len(audit.missing) for audit in found),
+            "orphans": sum(len(audit.orphans) for audit in own_audits),
+            "orphan_bytes": sum(audit.orphans_bytes for audit in own_audits),
+            "missing_objects": sum(len(audit.missing) for audit in own_audits),
             "failing_partitions": len(self._failing & led),
         }
 
@@ -318,18 +318,18 @@ class TieredStorage:
         assert self._copier is not None
         if self._lease is not None and self._lease.is_lost:
             # Nothing is copied any more. The alert on failing partitions must show it.
-            self._failing.update(p.key for p in self._tiered() if p.is_leader)
+            self._failing.update(p.key for p in self._list_tiered() if p.is_leader)
             return
         for partition in self._partitions:
             if partition.key in self.readers and not partition.log.offline:
                 self._roll(partition)
                 if partition.is_leader:
-                    self._start(partition.key, partial(self._pass, partition))
+                    self._start(partition.key, partial(self._run_pass, partition))
         if self._session.is_lost:
             return
         now_ms = self._node.clock.now_ms()
         wait_ms = DELETED_AFTER_SESSIONS * self._node.config["broker.session.timeout.ms"]
-        for key in self.metadata.led_keys():
+        for key in self.metadata.list_led_keys():
             topic_id, _ = key
             if self._is_tiered(topic_id):
                 self._unknown_ms.pop(key, None)
@@ -338,20 +338,22 @@ class TieredStorage:
                 is_due = partial(self._is_untiered, topic_id)
                 self._start(key, partial(self._copier.delete_partition, key, name, is_due))
 
-    async def _pass(self, partition: Partition) -> int:
+    async def _run_pass(self, partition: Partition) -> int:
         """Run one pass of the copier, and clean remote segments. Return what `Copier.run` does."""
         assert self._copier is not None
         assert self._cleaning is not None
         wait_ms = await self._copier.run(partition)
         reader = self.readers.get(partition.key)
         if not wait_ms and reader is not None:
-            await self._cleaning.run(partition, reader, self.metadata.remote(partition.key))
+            await self._cleaning.run(partition, reader, self.metadata.get_remote(partition.key))
         return wait_ms
 
     def _is_tiered(self, topic_id: UUID) -> bool:
         image = self._image.image
         topic = image.topics_by_id.get(topic_id)
-        return topic is not None and bool(image.topic_config(topic.name)["remote.storage.enable"])
+        return topic is not None and bool(
+            image.resolve_topic_config(topic.name)["remote.storage.enable"]
+        )
 
     def _is_untiered(self, topic_id: UUID) -> bool:
         return not self._is_tiered(topic_id)
@@ -359,10 +361,10 @@ class TieredStorage:
     def _start(self, key: Key, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
         if key in self._passes:
             return
-        task = self._passes[key] = self._node.loop.create_task(self._limited(key, work))
+        task = self._passes[key] = self._node.loop.create_task(self._run_limited(key, work))
         task.add_done_callback(lambda _: self._passes.pop(key, None))
 
-    async def _limited(self, key: Key, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
+    async def _run_limited(self, key: Key, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
         """Run one pass when its turn comes, and again after the quota's pauses. A failure is
         logged, and the next pass tries again."""
         try:

@@ -1,11 +1,12 @@
-"""The StreamsGroupHeartbeat request v0, and its validation (KIP-1071)."""
+"""The StreamsGroupHeartbeat request, and its validation (KIP-1071)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
+from shoal.coordinator.group.modern.membership import LEAVE_EPOCH
+from shoal.coordinator.group.modern.static_members import LEFT_STATIC_MEMBER_EPOCH
 from shoal.coordinator.group.streams import topology
 from shoal.coordinator.group.streams.tasks import TaskSets
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -14,18 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.coordinator.group.streams.internal_topics import ConfiguredTopology
-    from shoal.coordinator.group.streams.streams_group import Endpoint, Member
+    from shoal.coordinator.group.streams.streams_group import StreamsGroupMember, UserEndpoint
     from shoal.coordinator.group.streams.tasks import Tasks
 
-#: A static member with this epoch would leave and rejoin. Kafka 4.3.1 has no static members.
-LEFT_STATIC_MEMBER_EPOCH = -2
 
-
-class HeartbeatRequest(NamedTuple):
+class StreamsGroupHeartbeatRequest(NamedTuple):
     """StreamsGroupHeartbeat. None means no change since the last heartbeat.
 
-    `topology` is the struct of the request. `unsupported` has the names of the fields that are set,
-    and that Kafka 4.3.1 does not support.
+    `topology` is the struct of the request.
     """
 
     group_id: str
@@ -40,10 +37,8 @@ class HeartbeatRequest(NamedTuple):
     standby_tasks: Tasks | None = None
     warmup_tasks: Tasks | None = None
     process_id: str | None = None
-    user_endpoint: Endpoint | None = None
+    user_endpoint: UserEndpoint | None = None
     client_tags: Mapping[str, str] | None = None
-    has_task_offsets: bool = False
-    has_task_end_offsets: bool = False
     shutdown_application: bool = False
     client_id: str = ""
     client_host: str = ""
@@ -59,6 +54,10 @@ class HeartbeatRequest(NamedTuple):
         return TaskSets(active, standby, warmup)
 
     @property
+    def joins(self) -> bool:
+        return self.member_epoch == 0
+
+    @property
     def is_full(self) -> bool:
         """Whether the member sends all fields, as it does when it joins and after an error."""
         return self.rebalance_timeout_ms != -1
@@ -68,96 +67,95 @@ class HeartbeatRequest(NamedTuple):
         return self.member_epoch in (LEAVE_EPOCH, LEFT_STATIC_MEMBER_EPOCH)
 
 
-def updated(member: Member, request: HeartbeatRequest) -> Member:
+def apply_request(
+    member: StreamsGroupMember, request: StreamsGroupHeartbeatRequest
+) -> StreamsGroupMember:
     """The member with the fields that the request sets."""
 
-    def given(value: Any, old: Any) -> Any:
+    def coalesce(value: Any, old: Any) -> Any:
         return old if value is None else value
 
     timeout_ms = request.rebalance_timeout_ms
-    sent = request.topology
+    sent, endpoint = request.topology, request.user_endpoint
     return replace(
         member,
-        rack_id=given(request.rack_id, member.rack_id),
+        instance_id=coalesce(request.instance_id, member.instance_id),
+        rack_id=coalesce(request.rack_id, member.rack_id),
         client_id=request.client_id,
         client_host=request.client_host,
         rebalance_timeout_ms=member.rebalance_timeout_ms if timeout_ms == -1 else timeout_ms,
         topology_epoch=member.topology_epoch if sent is None else sent["epoch"],
-        process_id=given(request.process_id, member.process_id),
-        user_endpoint=given(request.user_endpoint, member.user_endpoint),
-        client_tags=given(request.client_tags, member.client_tags),
+        process_id=coalesce(request.process_id, member.process_id),
+        user_endpoint=endpoint if request.joins else coalesce(endpoint, member.user_endpoint),
+        client_tags=coalesce(request.client_tags, member.client_tags),
     )
 
 
-def check(request: HeartbeatRequest) -> None:
+def check(request: StreamsGroupHeartbeatRequest) -> None:
     """Raises INVALID_REQUEST or STREAMS_INVALID_TOPOLOGY for an invalid request."""
     _check_supported(request)
     for name, value in (
         ("MemberId", request.member_id),
         ("GroupId", request.group_id),
+        ("InstanceId", request.instance_id),
         ("RackId", request.rack_id),
     ):
         if value is not None and not value.strip():
-            raise _invalid(f"{name} can't be empty.")
-    joins = request.member_epoch == 0
-    if joins:
+            raise _make_invalid_error(f"{name} can't be empty.")
+    if request.joins:
         _check_join(request)
-    elif request.member_epoch == LEFT_STATIC_MEMBER_EPOCH:
-        raise _invalid("InstanceId can't be null.")
+    elif request.member_epoch == LEFT_STATIC_MEMBER_EPOCH and request.instance_id is None:
+        raise _make_invalid_error("InstanceId can't be null.")
     elif request.member_epoch < LEFT_STATIC_MEMBER_EPOCH:
-        raise _invalid(
+        raise _make_invalid_error(
             f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -2."
         )
     sides = (request.active_tasks, request.standby_tasks, request.warmup_tasks)
     if any(side is not None for side in sides) and any(side is None for side in sides):
-        raise _invalid("If one task-type is non-null, all must be non-null.")
-    if not joins and request.topology is not None:
-        raise _invalid("Topology can only be provided when (re-)joining.")
+        raise _make_invalid_error("If one task-type is non-null, all must be non-null.")
+    if not request.joins and request.topology is not None:
+        raise _make_invalid_error("Topology can only be provided when (re-)joining.")
 
 
-def _check_supported(request: HeartbeatRequest) -> None:
-    if request.instance_id is not None:
-        raise _invalid("Static membership is not yet supported.")
-    if request.has_task_offsets:
-        raise _invalid("TaskOffsets are not supported yet.")
-    if request.has_task_end_offsets:
-        raise _invalid("TaskEndOffsets are not supported yet.")
-    if request.warmup_tasks:
-        raise _invalid("WarmupTasks are not supported yet.")
-    for one in () if request.topology is None else request.topology["subtopologies"]:
-        if one["source_topic_regex"]:
-            raise _invalid("Regular expressions for source topics are not supported yet.")
+def _check_supported(request: StreamsGroupHeartbeatRequest) -> None:
+    for subtopology in () if request.topology is None else request.topology["subtopologies"]:
+        if subtopology["source_topic_regex"]:
+            raise _make_invalid_error(
+                "Regular expressions for source topics are not supported yet."
+            )
 
 
-def _check_join(request: HeartbeatRequest) -> None:
+def _check_join(request: StreamsGroupHeartbeatRequest) -> None:
     if request.rebalance_timeout_ms == -1:
-        raise _invalid("RebalanceTimeoutMs must be provided in first request.")
+        raise _make_invalid_error("RebalanceTimeoutMs must be provided in first request.")
     for name, tasks in (
         ("ActiveTasks", request.active_tasks),
         ("StandbyTasks", request.standby_tasks),
         ("WarmupTasks", request.warmup_tasks),
     ):
         if tasks is None or tasks:
-            raise _invalid(f"{name} must be empty when (re-)joining.")
+            raise _make_invalid_error(f"{name} must be empty when (re-)joining.")
     if request.topology is None:
-        raise _invalid("Topology must be non-null when (re-)joining.")
+        raise _make_invalid_error("Topology must be non-null when (re-)joining.")
     topology.check(request.topology)
 
 
-def check_tasks(request: HeartbeatRequest, configured: ConfiguredTopology) -> None:
+def check_tasks(request: StreamsGroupHeartbeatRequest, configured: ConfiguredTopology) -> None:
     """Raises INVALID_REQUEST if the member lists a task that does not exist."""
     for tasks in (request.active_tasks, request.standby_tasks, request.warmup_tasks):
         for subtopology_id, partitions in (tasks or {}).items():
-            found = configured.subtopologies.get(subtopology_id)
-            if found is None:
-                raise _invalid(f"Subtopology {subtopology_id} does not exist in the topology.")
+            subtopology = configured.subtopologies.get(subtopology_id)
+            if subtopology is None:
+                raise _make_invalid_error(
+                    f"Subtopology {subtopology_id} does not exist in the topology."
+                )
             for partition in sorted(partitions):
-                if not 0 <= partition < found.tasks:
-                    raise _invalid(
+                if not 0 <= partition < subtopology.tasks:
+                    raise _make_invalid_error(
                         f"Task {partition} for subtopology {subtopology_id} is invalid. Number of "
-                        f"tasks for this subtopology: {found.tasks}"
+                        f"tasks for this subtopology: {subtopology.tasks}"
                     )
 
 
-def _invalid(message: str) -> ApiError:
+def _make_invalid_error(message: str) -> ApiError:
     return ApiError(ErrorCode.invalid_request, message)

@@ -16,10 +16,11 @@ epoch is fenced (KIP-1251). `reconcile` is pure, and is called for each heartbea
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from shoal.coordinator.group.modern.static_members import LEFT_STATIC_MEMBER_EPOCH
 from shoal.coordinator.group.streams.tasks import (
     NONE_OWNED,
     ActiveTasks,
@@ -27,8 +28,8 @@ from shoal.coordinator.group.streams.tasks import (
     TaskId,
     Tasks,
     TaskSets,
-    flat,
-    grouped,
+    flatten,
+    group_by_subtopology,
 )
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-class MemberState(IntEnum):
+class StreamsMemberState(IntEnum):
     """The states, with the numbers in records. Any state may follow any other."""
 
     STABLE = 1
@@ -46,21 +47,21 @@ class MemberState(IntEnum):
     UNKNOWN = 127
 
     @classmethod
-    def _missing_(cls, _value: object) -> MemberState:
+    def _missing_(cls, _value: object) -> StreamsMemberState:
         return cls.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
-class CurrentAssignment:
+class CurrentTaskAssignment:
     """The tasks that a member owns, and its epoch."""
 
     member_epoch: int = 0
     previous_member_epoch: int = 0
-    state: MemberState = MemberState.STABLE
+    state: StreamsMemberState = StreamsMemberState.STABLE
     assigned: OwnedTasks = NONE_OWNED
     pending_revocation: OwnedTasks = NONE_OWNED
 
-    def assignment_epoch(self, task: TaskId) -> int | None:
+    def get_assignment_epoch(self, task: TaskId) -> int | None:
         """The epoch at which an active task was assigned; None if the member does not own it."""
         subtopology_id, partition = task
         epoch = self.assigned.active.get(subtopology_id, {}).get(partition)
@@ -68,12 +69,22 @@ class CurrentAssignment:
             epoch = self.pending_revocation.active.get(subtopology_id, {}).get(partition)
         return epoch
 
-    def reconciled_to(self, epoch: int) -> bool:
-        return self.state is MemberState.STABLE and self.member_epoch == epoch
+    def without_epochs(self) -> CurrentTaskAssignment:
+        """The assignment of a static member that has left, and may rejoin in any epoch."""
+        active = {s: dict.fromkeys(self.assigned.active[s], 0) for s in self.assigned.active}
+        return replace(
+            self,
+            member_epoch=LEFT_STATIC_MEMBER_EPOCH,
+            assigned=replace(self.assigned, active=active),
+            pending_revocation=NONE_OWNED,
+        )
+
+    def is_reconciled_to(self, epoch: int) -> bool:
+        return self.state is StreamsMemberState.STABLE and self.member_epoch == epoch
 
 
 @dataclass(slots=True)
-class Owners:
+class TaskOwners:
     """The processes that own each task. The group updates it with its members."""
 
     active: dict[TaskId, str] = field(default_factory=dict)
@@ -81,18 +92,18 @@ class Owners:
     warmup: dict[TaskId, Counter[str]] = field(default_factory=dict)
 
     def add(self, process_id: str, owned: OwnedTasks) -> None:
-        for task in flat(owned.active):
+        for task in flatten(owned.active):
             self.active[task] = process_id
         for side, tasks in ((self.standby, owned.standby), (self.warmup, owned.warmup)):
-            for task in flat(tasks):
+            for task in flatten(tasks):
                 side.setdefault(task, Counter())[process_id] += 1
 
     def remove(self, process_id: str, owned: OwnedTasks) -> None:
-        for task in flat(owned.active):
+        for task in flatten(owned.active):
             if self.active.get(task) == process_id:
                 del self.active[task]
         for side, tasks in ((self.standby, owned.standby), (self.warmup, owned.warmup)):
-            for task in flat(tasks):
+            for task in flatten(tasks):
                 side[task] -= Counter({process_id: 1})
                 if not side[task]:
                     del side[task]
@@ -103,80 +114,80 @@ class Owners:
 
 
 def reconcile(
-    current: CurrentAssignment,
+    current: CurrentTaskAssignment,
     process_id: str,
     epoch: int,
     target: TaskSets,
-    owners: Owners,
+    owners: TaskOwners,
     owned: TaskSets | None,
-) -> CurrentAssignment:
+) -> CurrentTaskAssignment:
     """Return the member's next step towards `target`, the target of assignment epoch `epoch`;
     `current` if there is none.
 
     `owned` has the tasks that the heartbeat lists as owned, or None. Raises FENCED_MEMBER_EPOCH for
     a member in a state of a newer broker that still owns tasks.
     """
-    step = _Step(process_id, epoch, target, owners, owned)
-    if current.state is MemberState.STABLE:
+    step = _ReconciliationStep(process_id, epoch, target, owners, owned)
+    if current.state is StreamsMemberState.STABLE:
         if current.member_epoch == epoch:
             return current
-        return step.next(current, current.member_epoch)
-    if current.state is MemberState.UNREVOKED_TASKS:
-        if owns_any(owned, current.pending_revocation):
+        return step.advance(current, current.member_epoch)
+    if current.state is StreamsMemberState.UNREVOKED_TASKS:
+        if may_own_any(owned, current.pending_revocation):
             return current
-        return step.next(current, current.member_epoch + 1)
-    if current.state is MemberState.UNRELEASED_TASKS:
-        return step.next(current, current.member_epoch)
+        return step.advance(current, current.member_epoch + 1)
+    if current.state is StreamsMemberState.UNRELEASED_TASKS:
+        return step.advance(current, current.member_epoch)
     if owned is None or owned:
         raise ApiError(
             ErrorCode.fenced_member_epoch,
             "The streams group member is in a unknown state. The member must abandon all its "
             "tasks and rejoin.",
         )
-    return step.next(current, epoch)
+    return step.advance(current, epoch)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _ReconciliationStep:
     process_id: str
     epoch: int
     target: TaskSets
-    owners: Owners
+    owners: TaskOwners
     owned: TaskSets | None
 
-    def next(self, current: CurrentAssignment, revoking_epoch: int) -> CurrentAssignment:
+    def advance(self, current: CurrentTaskAssignment, revoking_epoch: int) -> CurrentTaskAssignment:
         """Keep what is in the target, and revoke the rest. Only then assign what is free."""
         had, target = current.assigned, self.target
         kept_active, revoked_active = _split(had.active, target.active)
         kept = OwnedTasks(
             kept_active,
-            _common(had.standby, target.standby),
-            _common(had.warmup, target.warmup),
+            _intersect(had.standby, target.standby),
+            _intersect(had.warmup, target.warmup),
         )
         revoked = OwnedTasks(
             revoked_active,
-            _without(had.standby, target.standby),
-            _without(had.warmup, target.warmup),
+            _subtract(had.standby, target.standby),
+            _subtract(had.warmup, target.warmup),
         )
-        if revoked and owns_any(self.owned, revoked):
-            state = MemberState.UNREVOKED_TASKS
-            return CurrentAssignment(revoking_epoch, current.member_epoch, state, kept, revoked)
-        active = _without(target.active, kept.active)
-        standby = _without(target.standby, kept.standby)
-        warmup = _without(target.warmup, kept.warmup)
-        free_active = [t for t in flat(active) if self._is_free(t)]
-        free_standby = [t for t in flat(standby) if self._may_copy(t)]
-        free_warmup = [t for t in flat(warmup) if self._may_copy(t)]
-        wanted = sum(len(flat(side)) for side in (active, standby, warmup))
-        released = wanted == len(free_active) + len(free_standby) + len(free_warmup)
-        return CurrentAssignment(
+        if revoked and may_own_any(self.owned, revoked):
+            state = StreamsMemberState.UNREVOKED_TASKS
+            return CurrentTaskAssignment(revoking_epoch, current.member_epoch, state, kept, revoked)
+        active = _subtract(target.active, kept.active)
+        standby = _subtract(target.standby, kept.standby)
+        warmup = _subtract(target.warmup, kept.warmup)
+        free_active = [t for t in flatten(active) if self._is_free(t)]
+        free_standby = [t for t in flatten(standby) if self._may_copy(t)]
+        free_warmup = [t for t in flatten(warmup) if self._may_copy(t)]
+        missing_count = sum(len(flatten(side)) for side in (active, standby, warmup))
+        released = missing_count == len(free_active) + len(free_standby) + len(free_warmup)
+        return CurrentTaskAssignment(
             self.epoch,
             current.member_epoch,
-            MemberState.STABLE if released else MemberState.UNRELEASED_TASKS,
+            StreamsMemberState.STABLE if released else StreamsMemberState.UNRELEASED_TASKS,
             OwnedTasks(
                 _with_epoch(kept.active, free_active, self.epoch),
-                grouped([*flat(kept.standby), *free_standby]),
-                grouped([*flat(kept.warmup), *free_warmup]),
+                group_by_subtopology([*flatten(kept.standby), *free_standby]),
+                group_by_subtopology([*flatten(kept.warmup), *free_warmup]),
             ),
         )
 
@@ -190,7 +201,7 @@ class _Step:
         return not (is_active_here or self.owners.has_copy(task, self.process_id))
 
 
-def owns_any(owned: TaskSets | None, tasks: OwnedTasks) -> bool:
+def may_own_any(owned: TaskSets | None, tasks: OwnedTasks) -> bool:
     """Whether a member may still own any of `tasks`. Without a list it may own all of them."""
     if owned is None:
         return True
@@ -201,7 +212,7 @@ def owns_any(owned: TaskSets | None, tasks: OwnedTasks) -> bool:
             (owned.standby, tasks.standby),
             (owned.warmup, tasks.warmup),
         )
-        for s, p in flat(ours)
+        for s, p in flatten(ours)
     )
 
 
@@ -214,16 +225,16 @@ def is_subset(owned: TaskSets | None, assigned: OwnedTasks) -> bool:
             (owned.standby, assigned.standby),
             (owned.warmup, assigned.warmup),
         )
-        for s, p in flat(ours)
+        for s, p in flatten(ours)
     )
 
 
-def _common(had: Tasks, target: Tasks) -> Tasks:
-    return grouped((s, p) for s, p in flat(had) if p in target.get(s, ()))
+def _intersect(had: Tasks, target: Tasks) -> Tasks:
+    return group_by_subtopology((s, p) for s, p in flatten(had) if p in target.get(s, ()))
 
 
-def _without(tasks: Tasks, others: Mapping[str, Iterable[int]]) -> Tasks:
-    return grouped((s, p) for s, p in flat(tasks) if p not in others.get(s, ()))
+def _subtract(tasks: Tasks, excluded: Mapping[str, Iterable[int]]) -> Tasks:
+    return group_by_subtopology((s, p) for s, p in flatten(tasks) if p not in excluded.get(s, ()))
 
 
 def _split(
@@ -232,7 +243,7 @@ def _split(
     """The active tasks that are in the target, and the others."""
     kept: dict[str, dict[int, int]] = {}
     revoked: dict[str, dict[int, int]] = {}
-    for s, p in flat(had):
+    for s, p in flatten(had):
         side = kept if p in target.get(s, ()) else revoked
         side.setdefault(s, {})[p] = had[s][p]
     return kept, revoked

@@ -1,4 +1,6 @@
-"""The `sticky` task assignor of streams groups (KIP-1071): exactly the tasks of Kafka 4.3.1.
+"""The `sticky` task assignor of streams groups (KIP-1071): exactly the tasks of Kafka 4.4.0.
+
+Kafka also ranks members by the offsets that they report of their tasks, which Shoal does not take.
 
 Active tasks are assigned in three passes, and standby tasks after them:
 
@@ -14,17 +16,28 @@ copies of one task.
 Ties are broken as Kafka breaks them, by the orders in `java_order` (docs/adr/0080). The result
 depends on the order of `members` only where ids share a bucket.
 
-`in_slices` stops after every `SLICE_STEPS` steps, so that a large assignment does not block the
-event loop (docs/adr/0086). `assign` does not stop. Both return the same tasks.
+`assign_in_slices` stops after every `SLICE_STEPS` steps, so that a large assignment does not block
+the event loop (docs/adr/0086). `assign` does not stop. Both return the same tasks.
 """
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shoal.coordinator.group.streams.tasks import NO_TASKS, TaskId, TaskSets, flat, grouped
-from shoal.coordinator.java_order import PriorityQueue, hash_order
+from shoal.coordinator.group.streams.tasks import (
+    NO_TASKS,
+    TaskId,
+    TaskSets,
+    flatten,
+    group_by_subtopology,
+)
+from shoal.coordinator.java_order import (
+    PriorityQueue,
+    sort_by_hash,
+    sort_computed_by_hash,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -39,7 +52,7 @@ _BY_LOAD = attrgetter("load")
 _BY_COUNT = itemgetter(1)
 
 
-class MemberSpec(NamedTuple):
+class StreamsMemberSpec(NamedTuple):
     """A member: its process, and its last target assignment."""
 
     process_id: str
@@ -53,7 +66,9 @@ class SubtopologySpec(NamedTuple):
     is_stateful: bool
 
 
-def steps(members: int, subtopologies: Mapping[str, SubtopologySpec], standby_replicas: int) -> int:
+def estimate_steps(
+    members: int, subtopologies: Mapping[str, SubtopologySpec], standby_replicas: int
+) -> int:
     """About how many steps an assignment takes."""
     active = sum(spec.tasks for spec in subtopologies.values())
     stateful = sum(spec.tasks for spec in subtopologies.values() if spec.is_stateful)
@@ -61,18 +76,18 @@ def steps(members: int, subtopologies: Mapping[str, SubtopologySpec], standby_re
 
 
 def assign(
-    members: Mapping[str, MemberSpec],
+    members: Mapping[str, StreamsMemberSpec],
     subtopologies: Mapping[str, SubtopologySpec],
     standby_replicas: int = 0,
 ) -> dict[str, TaskSets]:
     """Return the target assignment of every member. `standby_replicas` is the wanted number of
     standby tasks for each active task with state; there are fewer if there are too few
     processes."""
-    return finished(in_slices(members, subtopologies, standby_replicas))
+    return run_to_end(assign_in_slices(members, subtopologies, standby_replicas))
 
 
-def in_slices(
-    members: Mapping[str, MemberSpec],
+def assign_in_slices(
+    members: Mapping[str, StreamsMemberSpec],
     subtopologies: Mapping[str, SubtopologySpec],
     standby_replicas: int = 0,
 ) -> Generator[None, None, dict[str, TaskSets]]:
@@ -81,19 +96,22 @@ def in_slices(
         return {}
     assignment = _Assignment(members, subtopologies, standby_replicas)
     yield from assignment.load()
-    yield from assignment.assign_active(_tasks(subtopologies))
+    yield from assignment.assign_active(_list_tasks(subtopologies))
     if standby_replicas > 0:
         stateful = {s: spec for s, spec in subtopologies.items() if spec.is_stateful}
-        yield from assignment.assign_standby(_tasks(stateful))
+        yield from assignment.assign_standby(_list_tasks(stateful))
     assigned = {}
-    for some in sliced(list(members), SLICE_STEPS // 10):
-        for m in some:
-            assigned[m] = TaskSets(grouped(assignment.active[m]), grouped(assignment.standby[m]))
+    for member_ids in slice_items(list(members), SLICE_STEPS // 10):
+        for m in member_ids:
+            assigned[m] = TaskSets(
+                group_by_subtopology(assignment.active[m]),
+                group_by_subtopology(assignment.standby[m]),
+            )
         yield
     return assigned
 
 
-def finished(work: Generator[None, None, T]) -> T:
+def run_to_end(work: Generator[None, None, T]) -> T:
     """Run all slices at once. Returns the result."""
     while True:
         try:
@@ -103,17 +121,17 @@ def finished(work: Generator[None, None, T]) -> T:
             return result
 
 
-def sliced(items: Sequence[T], size: int = SLICE_STEPS) -> Iterator[Sequence[T]]:
+def slice_items(items: Sequence[T], size: int = SLICE_STEPS) -> Iterator[Sequence[T]]:
     """Yield the items in slices of at most `size`."""
-    for at in range(0, len(items), size):
-        yield items[at : at + size]
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]
 
 
-def _tasks(subtopologies: Mapping[str, SubtopologySpec]) -> list[TaskId]:
+def _list_tasks(subtopologies: Mapping[str, SubtopologySpec]) -> list[TaskId]:
     return [(s, p) for s, spec in subtopologies.items() for p in range(spec.tasks)]
 
 
-def _by_partition(task: TaskId) -> tuple[int, str]:
+def _get_sort_key(task: TaskId) -> tuple[int, str]:
     return task[1], task[0]
 
 
@@ -126,7 +144,7 @@ class _Quota:
         self._tasks, self._members = tasks, members
         self._divide()
 
-    def reached(self, count: int) -> None:
+    def note_count(self, count: int) -> None:
         """A member has `count` tasks. At its quota, it takes part no longer."""
         if count == self.each:
             self._members -= 1
@@ -161,7 +179,7 @@ class _Process:
             (member_id,) = self.counts
             return member_id, self._add(member_id, task)
         if self._queue is None:
-            ordered = hash_order(self.counts)
+            ordered = sort_by_hash(self.counts)
             self._queue = PriorityQueue(((m, self.counts[m]) for m in ordered), _BY_COUNT)
         member_id, _ = self._queue.poll()
         count = self._add(member_id, task)
@@ -181,7 +199,7 @@ class _Assignment:
 
     def __init__(
         self,
-        members: Mapping[str, MemberSpec],
+        members: Mapping[str, StreamsMemberSpec],
         subtopologies: Mapping[str, SubtopologySpec],
         standby_replicas: int,
     ) -> None:
@@ -201,13 +219,15 @@ class _Assignment:
     def load(self) -> Iterator[None]:
         """Read what the members had."""
         processes: dict[str, _Process] = {}
+        asked: list[str] = []
         read = 0
-        for member_id in hash_order(self._members):
+        for member_id in sort_by_hash(self._members):
             spec = self._members[member_id]
+            asked.append(spec.process_id)
             process = processes.setdefault(spec.process_id, _Process())
             process.counts[member_id] = 0
             self._process_of[member_id] = process
-            active, standby = flat(spec.assigned.active), flat(spec.assigned.standby)
+            active, standby = flatten(spec.assigned.active), flatten(spec.assigned.standby)
             for task in active:
                 self._last_active[task] = member_id
             for task in standby:
@@ -216,27 +236,27 @@ class _Assignment:
             if read >= SLICE_STEPS:
                 read = 0
                 yield
-        ordered = hash_order(processes, capacity=len(self._members))
+        ordered = sort_computed_by_hash(asked, capacity=len(self._members))
         self._processes = [processes[p] for p in ordered]
 
     def assign_active(self, tasks: Sequence[TaskId]) -> Iterator[None]:
-        left = []
-        for some in sliced(sorted(tasks, key=_by_partition)):
-            for task in some:
+        unassigned = []
+        for task_slice in slice_items(sorted(tasks, key=_get_sort_key)):
+            for task in task_slice:
                 last = self._last_active.get(task)
                 if last is None or not self._keep_active(last, task):
-                    left.append(task)
+                    unassigned.append(task)
             yield
         unkept = []
-        for some in sliced(left):
-            for task in some:
-                candidates = self._last_standby.get(task)
-                if not candidates or not self._keep_active(self._least_loaded(candidates), task):
+        for task_slice in slice_items(unassigned):
+            for task in task_slice:
+                chosen = self._find_least_loaded(self._last_standby.get(task, ()))
+                if chosen is None or not self._keep_active(chosen, task):
                     unkept.append(task)
             yield
         queue = PriorityQueue(self._processes, _BY_LOAD)
-        for some in sliced(sorted(unkept)):
-            for task in some:
+        for task_slice in slice_items(sorted(unkept)):
+            for task in task_slice:
                 process = queue.poll()
                 member_id, count = process.add_to_least_loaded(task)
                 self.active[member_id].append(task)
@@ -254,20 +274,20 @@ class _Assignment:
         return True
 
     def _note_active(self, count: int) -> None:
-        self._active_quota.reached(count)
-        self._quota.reached(count)
+        self._active_quota.note_count(count)
+        self._quota.note_count(count)
 
     def assign_standby(self, tasks: Sequence[TaskId]) -> Iterator[None]:
-        left: list[tuple[TaskId, int]] = []
-        for some in sliced(sorted(tasks, key=_by_partition, reverse=True)):
-            for task in some:
+        unplaced: list[tuple[TaskId, int]] = []
+        for task_slice in slice_items(sorted(tasks, key=_get_sort_key, reverse=True)):
+            for task in task_slice:
                 for placed in range(self._replicas):
                     if not self._keep_standby(task):
-                        left.append((task, self._replicas - placed))
+                        unplaced.append((task, self._replicas - placed))
                         break
             yield
         queue = PriorityQueue(self._processes, _BY_LOAD)
-        for missing in sliced(sorted(left, reverse=True)):
+        for missing in slice_items(sorted(unplaced, reverse=True)):
             for task, replicas in missing:
                 for _ in range(replicas):
                     if not self._place_standby(queue, task):
@@ -279,52 +299,45 @@ class _Assignment:
         last = self._last_active.get(task)
         if last is not None and self._add_standby(last, task):
             return True
-        candidates = self._last_standby.get(task)
-        if not candidates:
-            return False
-        chosen = self._least_loaded(candidates, task)
-        # As in Kafka, the process of the first candidate must not have the task, whichever
-        # candidate is chosen.
-        if task in self._process_of[candidates[0]].tasks:
-            return False
-        return self._add_standby(chosen, task, check_process=False)
+        chosen = self._find_least_loaded(self._last_standby.get(task, ()), task)
+        return chosen is not None and self._add_standby(chosen, task)
 
-    def _add_standby(self, member_id: str, task: TaskId, *, check_process: bool = True) -> bool:
+    def _add_standby(self, member_id: str, task: TaskId) -> bool:
         process = self._process_of[member_id]
-        if check_process and task in process.tasks:
+        if task in process.tasks:
             return False
         if process.counts[member_id] >= self._quota.each:
             return False
         self.standby[member_id].append(task)
-        self._quota.reached(process.add(member_id, task))
+        self._quota.note_count(process.add(member_id, task))
         return True
 
     def _place_standby(self, queue: PriorityQueue[_Process], task: TaskId) -> bool:
         """Give a standby task to the least loaded process without the task."""
         passed = []
-        found = False
-        while len(queue) and not found:
+        is_placed = False
+        while len(queue) and not is_placed:
             process = queue.poll()
             passed.append(process)
             if task not in process.tasks:
                 member_id, count = process.add_to_least_loaded(task)
                 self.standby[member_id].append(task)
-                self._quota.reached(count)
-                found = True
+                self._quota.note_count(count)
+                is_placed = True
         for process in reversed(passed):
             queue.add(process)
-        return found
+        return is_placed
 
-    def _least_loaded(self, candidates: Sequence[str], task: TaskId | None = None) -> str:
+    def _find_least_loaded(
+        self, candidates: Sequence[str], task: TaskId | None = None
+    ) -> str | None:
         """The first candidate, or a later one that is less loaded and whose process is, too. With a
-        `task`, later candidates whose process has it do not count."""
-        chosen = candidates[0]
-        process = self._process_of[chosen]
-        load, count = process.load, process.counts[chosen]
-        for member_id in candidates[1:]:
+        `task`, candidates whose process has it do not count."""
+        chosen, load, count = None, math.inf, math.inf
+        for member_id in candidates:
             process = self._process_of[member_id]
-            if process.load >= load or process.counts[member_id] >= count:
+            if task is not None and task in process.tasks:
                 continue
-            if task is None or task not in process.tasks:
+            if chosen is None or (process.load < load and process.counts[member_id] < count):
                 chosen, load, count = member_id, process.load, process.counts[member_id]
         return chosen

@@ -18,25 +18,25 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.group.groups import Context, Draft, GroupType
-from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
+from shoal.coordinator.group.groups import GroupType, ResultDraft, ShardContext
+from shoal.coordinator.group.modern.target_assignment import ModernTargetAssignments
 from shoal.coordinator.group.streams import sticky_assignor
 from shoal.coordinator.group.streams.internal_topics import (
     ConfiguredTopology,
-    Status,
     StatusCode,
+    StreamsGroupStatus,
     configure,
 )
-from shoal.coordinator.group.streams.sticky_assignor import MemberSpec, SubtopologySpec
+from shoal.coordinator.group.streams.sticky_assignor import StreamsMemberSpec, SubtopologySpec
 from shoal.coordinator.group.streams.tasks import NO_TASKS, TaskSets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.coordinator.contract import Record
+    from shoal.coordinator.contract import CoordinatorRecord
     from shoal.coordinator.deadlines import Key
-    from shoal.coordinator.group.modern_group import ModernGroup
-    from shoal.coordinator.group.streams.streams_group import Member, StreamsGroup
+    from shoal.coordinator.group.modern.modern_group import ModernGroup
+    from shoal.coordinator.group.streams.streams_group import StreamsGroup, StreamsGroupMember
     from shoal.coordinator.group.streams.topology import Topology
 
 #: The only config of an assignment.
@@ -51,22 +51,22 @@ SLICE_DELAY_MS = 1
 RECORDS_A_SLICE = 100
 
 
-class Target(NamedTuple):
+class TaskTarget(NamedTuple):
     """The target of a member, its epoch, and why there is no newer one."""
 
     epoch: int
     tasks: TaskSets
-    delay: Status | None = None
+    delay: StreamsGroupStatus | None = None
 
 
 #: A target assignment that is being computed: yields records to write, and returns the targets.
-Work = Generator["Sequence[Record] | None", None, "Mapping[str, TaskSets]"]
+Work = Generator["Sequence[CoordinatorRecord] | None", None, "Mapping[str, TaskSets]"]
 
 
-class TargetAssignments(ModernTargetAssignments):
+class StreamsTargetAssignments(ModernTargetAssignments):
     """The target assignments of the streams groups of one shard."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ShardContext) -> None:
         super().__init__(context, GroupType.STREAMS)
         self._configured: dict[str, ConfiguredTopology] = {}
         #: Assignments that are being computed, with the group epochs of their starts. Soft state.
@@ -76,7 +76,7 @@ class TargetAssignments(ModernTargetAssignments):
         super().forget(group_id)
         self._under_way.pop(group_id, None)
         self._configured.pop(group_id, None)
-        self._context.deadlines.cancel(self._initial_key_of(group_id))
+        self._context.deadlines.cancel(self._make_initial_key_by_id(group_id))
 
     def compare(self, group: StreamsGroup, topology: Topology) -> tuple[int, ConfiguredTopology]:
         """Return the hash of the topics that the topology needs, and the topology compared with
@@ -84,58 +84,65 @@ class TargetAssignments(ModernTargetAssignments):
         configured = self._configured.get(group.group_id)
         if configured is not None and self.is_fresh(group) and group.topology is not None:
             return group.metadata_hash, configured
-        metadata_hash = self.catalog.hash_of(topology.required_topics)
+        metadata_hash = self.catalog.compute_hash(topology.required_topics)
         if configured is None or metadata_hash != group.metadata_hash or group.topology is None:
             configured = configure(topology, self.catalog)
         return metadata_hash, configured
 
-    def compared(self, group: StreamsGroup, configured: ConfiguredTopology) -> None:
+    def save_comparison(self, group: StreamsGroup, configured: ConfiguredTopology) -> None:
         """The decision that called `compare` was not refused."""
         self._configured[group.group_id] = configured
         self._fresh.add(group.group_id)
 
+    def restart(self, group: StreamsGroup) -> None:
+        """Begin an assignment again that is being computed, as a member has another id now."""
+        self._under_way.pop(group.group_id, None)
+
     def await_members(self, group: StreamsGroup, now_ms: int) -> None:
         """Put off the first assignment of an empty group, unless it is already."""
         self._under_way.pop(group.group_id, None)
-        delay_ms = self._config(group, "streams.initial.rebalance.delay.ms")
-        key = self._initial_key(group)
+        delay_ms = self._get_config(group, "streams.initial.rebalance.delay.ms")
+        key = self._make_initial_key(group)
         if delay_ms > 0 and key not in self._context.deadlines:
             self._context.deadlines.set(key, now_ms + delay_ms)
 
-    def of_member(
+    def get_member_target(
         self,
         group: StreamsGroup,
-        member: Member,
+        member: StreamsGroupMember,
         epoch: int,
         configured: ConfiguredTopology,
-        draft: Draft,
+        draft: ResultDraft,
         now_ms: int,
-    ) -> Target:
+    ) -> TaskTarget:
         """The target of a member, from a new target assignment if one is due."""
-        if self._initial_key(group) in self._context.deadlines:
-            return Target(
+        if self._make_initial_key(group) in self._context.deadlines:
+            return TaskTarget(
                 group.assignment_epoch,
                 NO_TASKS,
-                _delayed("Assignment delayed due to the configured initial rebalance delay."),
+                _make_delayed_status(
+                    "Assignment delayed due to the configured initial rebalance delay."
+                ),
             )
         delay = None
         if epoch > group.assignment_epoch:
-            members = {**group.members, member.member_id: member}
-            due_ms = self._due_ms(group)
+            members = group.with_member(member)
+            due_ms = self._compute_due_ms(group)
             if now_ms < due_ms:
-                self._context.deadlines.set(self._key(group), due_ms)
-                delay = _delayed("Assignment delayed due to the configured assignment interval.")
+                self._context.deadlines.set(self._make_key(group), due_ms)
+                delay = _make_delayed_status(
+                    "Assignment delayed due to the configured assignment interval."
+                )
             elif self._is_large(group, members, configured):
-                if self._key(group) not in self._context.deadlines:
-                    self._context.deadlines.set(self._key(group), now_ms)
-                delay = _delayed("Assignment delayed because it is being computed.")
+                if self._make_key(group) not in self._context.deadlines:
+                    self._context.deadlines.set(self._make_key(group), now_ms)
+                delay = _make_delayed_status("Assignment delayed because it is being computed.")
             else:
                 targets = self.assign(group, members, epoch, configured, draft, now_ms)
-                return Target(epoch, targets[member.member_id])
-        target = group.target.get(member.member_id, NO_TASKS)
-        return Target(group.assignment_epoch, target, delay)
+                return TaskTarget(epoch, targets[member.member_id])
+        return TaskTarget(group.assignment_epoch, group.get_target(member), delay)
 
-    def assign_due(self, group: StreamsGroup, draft: Draft, now_ms: int) -> None:
+    def assign_due(self, group: StreamsGroup, draft: ResultDraft, now_ms: int) -> None:
         """Compute the target assignment that had to wait, or one slice of a large one."""
         if group.topology is None:
             return
@@ -152,18 +159,18 @@ class TargetAssignments(ModernTargetAssignments):
         try:
             records = next(work)
         except StopIteration:
-            self._assigned(group, epoch, draft, now_ms)
+            self._complete_assignment(group, epoch, draft, now_ms)
         else:
             draft.records += records or ()
-            self._context.deadlines.set(self._key(group), now_ms + SLICE_DELAY_MS)
+            self._context.deadlines.set(self._make_key(group), now_ms + SLICE_DELAY_MS)
 
     def assign(
         self,
         group: StreamsGroup,
-        members: Mapping[str, Member],
+        members: Mapping[str, StreamsGroupMember],
         epoch: int,
         configured: ConfiguredTopology,
-        draft: Draft,
+        draft: ResultDraft,
         now_ms: int,
     ) -> Mapping[str, TaskSets]:
         """Compute a target assignment at once, and write records of the targets that change."""
@@ -172,78 +179,89 @@ class TargetAssignments(ModernTargetAssignments):
             try:
                 records = next(work)
             except StopIteration as end:
-                self._assigned(group, epoch, draft, now_ms)
+                self._complete_assignment(group, epoch, draft, now_ms)
                 targets: Mapping[str, TaskSets] = end.value
                 return targets
             draft.records += records or ()
 
     def _is_large(
-        self, group: StreamsGroup, members: Mapping[str, Member], configured: ConfiguredTopology
+        self,
+        group: StreamsGroup,
+        members: Mapping[str, StreamsGroupMember],
+        configured: ConfiguredTopology,
     ) -> bool:
         if not configured.is_ready:
             return False
-        replicas = self._config(group, "streams.num.standby.replicas")
-        return sticky_assignor.steps(len(members), _specs(configured), replicas) > STEPS_AT_ONCE
+        replicas = self._get_config(group, "streams.num.standby.replicas")
+        return (
+            sticky_assignor.estimate_steps(len(members), _build_specs(configured), replicas)
+            > STEPS_AT_ONCE
+        )
 
     def _compute(
         self,
         group: StreamsGroup,
-        members: Mapping[str, Member],
-        remaining: Mapping[str, Member],
+        members: Mapping[str, StreamsGroupMember],
+        remaining: Mapping[str, StreamsGroupMember],
         configured: ConfiguredTopology,
     ) -> Work:
         """Compute a target assignment in slices. `members` must not change until the end.
         Members that are not in `remaining` have left since then, and get no records."""
         targets: Mapping[str, TaskSets] = dict.fromkeys(members, NO_TASKS)
         if configured.is_ready:
-            targets = yield from sticky_assignor.in_slices(
+            targets = yield from sticky_assignor.assign_in_slices(
                 {
-                    m: MemberSpec(one.process_id, group.target.get(m, NO_TASKS))
-                    for m, one in members.items()
+                    m: StreamsMemberSpec(member.process_id, group.get_target(member))
+                    for m, member in members.items()
                 },
-                _specs(configured),
-                self._config(group, "streams.num.standby.replicas"),
+                _build_specs(configured),
+                self._get_config(group, "streams.num.standby.replicas"),
             )
-        for some in sticky_assignor.sliced(list(targets), RECORDS_A_SLICE):
+        for member_ids in sticky_assignor.slice_items(list(targets), RECORDS_A_SLICE):
             yield [
-                group.target_record(m, targets[m])
-                for m in some
-                if m in remaining and group.target.get(m) != targets[m]
+                group.build_target_record(m, targets[m])
+                for m in member_ids
+                if m in remaining
+                and group.target.get(group.resolve_member_id(members[m])) != targets[m]
             ]
         return targets
 
-    def _assigned(self, group: StreamsGroup, epoch: int, draft: Draft, now_ms: int) -> None:
+    def _complete_assignment(
+        self, group: StreamsGroup, epoch: int, draft: ResultDraft, now_ms: int
+    ) -> None:
         """Complete an assignment whose targets are written."""
-        draft.records.append(group.target_metadata_record(epoch, now_ms))
-        self._context.deadlines.cancel(self._key(group))
+        draft.records.append(group.build_target_metadata_record(epoch, now_ms))
+        self._context.deadlines.cancel(self._make_key(group))
         self._under_way.pop(group.group_id, None)
-        self.made += 1
+        self.assignment_count += 1
 
-    def waits(self, group: ModernGroup[Any, Any]) -> bool:
+    def is_postponed(self, group: ModernGroup[Any, Any]) -> bool:
         """Whether an assignment is put off."""
-        return super().waits(group) or self._initial_key(group) in self._context.deadlines
+        return (
+            super().is_postponed(group) or self._make_initial_key(group) in self._context.deadlines
+        )
 
-    def configs(self, group: StreamsGroup) -> Mapping[str, str]:
+    def get_configs(self, group: StreamsGroup) -> Mapping[str, str]:
         """The configs that an assignment depends on, as in the group's record."""
-        return {NUM_STANDBY_REPLICAS: str(self._config(group, "streams.num.standby.replicas"))}
+        return {NUM_STANDBY_REPLICAS: str(self._get_config(group, "streams.num.standby.replicas"))}
 
-    def _config(self, group: StreamsGroup, name: str) -> int:
-        value: int = self._context.image.group_config(group.group_id)[name]
+    def _get_config(self, group: StreamsGroup, name: str) -> int:
+        value: int = self._context.image.resolve_group_config(group.group_id)[name]
         return value
 
-    def _initial_key(self, group: ModernGroup[Any, Any]) -> Key:
-        return self._initial_key_of(group.group_id)
+    def _make_initial_key(self, group: ModernGroup[Any, Any]) -> Key:
+        return self._make_initial_key_by_id(group.group_id)
 
-    def _initial_key_of(self, group_id: str) -> Key:
+    def _make_initial_key_by_id(self, group_id: str) -> Key:
         return (self._name, INITIAL, group_id)
 
 
-def _specs(configured: ConfiguredTopology) -> dict[str, SubtopologySpec]:
+def _build_specs(configured: ConfiguredTopology) -> dict[str, SubtopologySpec]:
     return {
-        s: SubtopologySpec(one.tasks, one.subtopology.is_stateful)
-        for s, one in configured.subtopologies.items()
+        s: SubtopologySpec(subtopology.tasks, subtopology.subtopology.is_stateful)
+        for s, subtopology in configured.subtopologies.items()
     }
 
 
-def _delayed(detail: str) -> Status:
-    return Status(StatusCode.ASSIGNMENT_DELAYED, detail)
+def _make_delayed_status(detail: str) -> StreamsGroupStatus:
+    return StreamsGroupStatus(StatusCode.ASSIGNMENT_DELAYED, detail)

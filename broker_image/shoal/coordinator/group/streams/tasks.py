@@ -2,7 +2,7 @@
 
 A task is a subtopology and a partition number. It reads that partition of every source topic of the
 subtopology. An active task processes records. A standby task keeps a copy of the state of an active
-one. A warm-up task builds such a copy before the active task moves; assignments of Kafka 4.3.1 have
+one. A warm-up task builds such a copy before the active task moves; Shoal's assignments have
 none, but members and records may.
 """
 
@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.protocol.responses import groups as responses
 
 #: A subtopology id and a partition number.
 TaskId = tuple[str, int]
@@ -48,20 +51,20 @@ NO_TASKS = TaskSets()
 NONE_OWNED = OwnedTasks()
 
 
-def grouped(tasks: Iterable[TaskId]) -> Tasks:
+def group_by_subtopology(tasks: Iterable[TaskId]) -> Tasks:
     """The tasks by subtopology."""
-    found: dict[str, set[int]] = {}
+    by_subtopology: dict[str, set[int]] = {}
     for subtopology_id, partition in tasks:
-        found.setdefault(subtopology_id, set()).add(partition)
-    return {s: frozenset(found[s]) for s in sorted(found)}
+        by_subtopology.setdefault(subtopology_id, set()).add(partition)
+    return {s: frozenset(by_subtopology[s]) for s in sorted(by_subtopology)}
 
 
-def flat(tasks: Mapping[str, Iterable[int]]) -> list[TaskId]:
+def flatten(tasks: Mapping[str, Iterable[int]]) -> list[TaskId]:
     """The tasks in order of subtopology id and partition."""
     return [(s, p) for s in sorted(tasks) for p in sorted(tasks[s])]
 
 
-def on_wire(tasks: Mapping[str, Iterable[int]]) -> list[dict[str, Any]]:
+def to_wire(tasks: Mapping[str, Iterable[int]]) -> list[responses.StreamsGroupDescribeTaskIds]:
     """The `TaskIds` array of responses and records."""
     return [{"subtopology_id": s, "partitions": sorted(tasks[s])} for s in sorted(tasks)]
 
@@ -69,23 +72,23 @@ def on_wire(tasks: Mapping[str, Iterable[int]]) -> list[dict[str, Any]]:
 def from_wire(tasks: Iterable[Mapping[str, Any]]) -> Tasks:
     """Read the `TaskIds` array of a record."""
     listed = [(t["subtopology_id"], t["partitions"]) for t in tasks if t["partitions"]]
-    found = {s: frozenset(partitions) for s, partitions in sorted(listed)}
-    if len(found) == len(listed):
-        return found
-    return grouped((s, p) for s, partitions in listed for p in partitions)
+    by_subtopology = {s: frozenset(partitions) for s, partitions in sorted(listed)}
+    if len(by_subtopology) == len(listed):
+        return by_subtopology
+    return group_by_subtopology((s, p) for s, partitions in listed for p in partitions)
 
 
-def sets_on_wire(sets: TaskSets | OwnedTasks) -> dict[str, Any]:
+def encode_task_sets(sets: TaskSets | OwnedTasks) -> responses.StreamsGroupDescribeAssignment:
     """The three `TaskIds` arrays of a response or of the record of a target assignment."""
     return {
-        "active_tasks": on_wire(sets.active),
-        "standby_tasks": on_wire(sets.standby),
-        "warmup_tasks": on_wire(sets.warmup),
+        "active_tasks": to_wire(sets.active),
+        "standby_tasks": to_wire(sets.standby),
+        "warmup_tasks": to_wire(sets.warmup),
     }
 
 
-def sets_from_wire(value: Mapping[str, Any]) -> TaskSets:
-    """Read what `sets_on_wire` wrote to a record."""
+def decode_task_sets(value: Mapping[str, Any]) -> TaskSets:
+    """Read what `encode_task_sets` wrote to a record."""
     return TaskSets(
         from_wire(value["active_tasks"]),
         from_wire(value["standby_tasks"]),
@@ -93,7 +96,7 @@ def sets_from_wire(value: Mapping[str, Any]) -> TaskSets:
     )
 
 
-def owned_on_wire(owned: OwnedTasks, suffix: str = "") -> dict[str, Any]:
+def encode_owned_tasks(owned: OwnedTasks, suffix: str = "") -> dict[str, Any]:
     """The three `TaskIds` arrays of the record of a current assignment. `suffix` ends their names.
 
     Active tasks have the epochs of their assignment.
@@ -107,13 +110,13 @@ def owned_on_wire(owned: OwnedTasks, suffix: str = "") -> dict[str, Any]:
             }
             for s in sorted(owned.active)
         ],
-        f"standby_tasks{suffix}": on_wire(owned.standby),
-        f"warmup_tasks{suffix}": on_wire(owned.warmup),
+        f"standby_tasks{suffix}": to_wire(owned.standby),
+        f"warmup_tasks{suffix}": to_wire(owned.warmup),
     }
 
 
-def owned_from_wire(value: Mapping[str, Any], member_epoch: int, suffix: str = "") -> OwnedTasks:
-    """Read what `owned_on_wire` wrote. Without epochs, the member epoch is used."""
+def decode_owned_tasks(value: Mapping[str, Any], member_epoch: int, suffix: str = "") -> OwnedTasks:
+    """Read what `encode_owned_tasks` wrote. Without epochs, the member epoch is used."""
     active: dict[str, dict[int, int]] = {}
     for task in value[f"active_tasks{suffix}"]:
         partitions, epochs = task["partitions"], task.get("assignment_epochs") or ()

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.java_order import hash_order
+from shoal.coordinator.java_order import sort_by_hash
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from shoal.protocol.responses import groups as responses
 
-class InternalTopic(NamedTuple):
+
+class StreamsInternalTopic(NamedTuple):
     """A repartition or changelog topic.
 
     `partitions` is 0 until the number is decided, `replication_factor` is 0 for the default of the
@@ -32,11 +34,11 @@ class InternalTopic(NamedTuple):
     configs: tuple[tuple[str, str], ...]
 
     @classmethod
-    def from_wire(cls, value: Mapping[str, Any]) -> InternalTopic:
+    def from_wire(cls, value: Mapping[str, Any]) -> StreamsInternalTopic:
         configs = tuple((c["key"], c["value"]) for c in value["topic_configs"])
         return cls(value["name"], value["partitions"], value["replication_factor"], configs)
 
-    def on_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> responses.StreamsGroupDescribeTopicInfo:
         """The `TopicInfo` of a record or of StreamsGroupDescribe."""
         return {
             "name": self.name,
@@ -55,15 +57,15 @@ class CopartitionGroup(NamedTuple):
 
 
 class Subtopology(NamedTuple):
-    """The topics of one subtopology. `source_topic_regex` is always empty: Kafka 4.3.1 refuses
+    """The topics of one subtopology. `source_topic_regex` is always empty: Kafka 4.4.0 refuses
     regular expressions."""
 
     subtopology_id: str
     source_topics: tuple[str, ...]
     source_topic_regex: tuple[str, ...]
-    state_changelog_topics: tuple[InternalTopic, ...]
+    state_changelog_topics: tuple[StreamsInternalTopic, ...]
     repartition_sink_topics: tuple[str, ...]
-    repartition_source_topics: tuple[InternalTopic, ...]
+    repartition_source_topics: tuple[StreamsInternalTopic, ...]
     copartition_groups: tuple[CopartitionGroup, ...]
 
     @property
@@ -77,11 +79,11 @@ class Subtopology(NamedTuple):
         return list(dict.fromkeys([*self.source_topics, *repartition]))
 
     @property
-    def internal_topics(self) -> Iterator[InternalTopic]:
+    def internal_topics(self) -> Iterator[StreamsInternalTopic]:
         yield from self.repartition_source_topics
         yield from self.state_changelog_topics
 
-    def copartitioned(self) -> Iterator[frozenset[str]]:
+    def iterate_copartitions(self) -> Iterator[frozenset[str]]:
         """The names of the topics in each co-partition group."""
         for group in self.copartition_groups:
             sources = (self.source_topics[n] for n in group.source_topics)
@@ -94,9 +96,9 @@ class Subtopology(NamedTuple):
             value["subtopology_id"],
             tuple(value["source_topics"]),
             tuple(value["source_topic_regex"]),
-            tuple(map(InternalTopic.from_wire, value["state_changelog_topics"])),
+            tuple(map(StreamsInternalTopic.from_wire, value["state_changelog_topics"])),
             tuple(value["repartition_sink_topics"]),
-            tuple(map(InternalTopic.from_wire, value["repartition_source_topics"])),
+            tuple(map(StreamsInternalTopic.from_wire, value["repartition_source_topics"])),
             tuple(
                 CopartitionGroup(
                     tuple(group["source_topics"]),
@@ -107,24 +109,24 @@ class Subtopology(NamedTuple):
             ),
         )
 
-    def on_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, Any]:
         """The `Subtopology` of a record."""
         return {
             **self._asdict(),
-            "state_changelog_topics": [topic.on_wire() for topic in self.state_changelog_topics],
-            "repartition_source_topics": [t.on_wire() for t in self.repartition_source_topics],
+            "state_changelog_topics": [topic.to_wire() for topic in self.state_changelog_topics],
+            "repartition_source_topics": [t.to_wire() for t in self.repartition_source_topics],
             "copartition_groups": [group._asdict() for group in self.copartition_groups],
         }
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> responses.StreamsGroupDescribeSubtopology:
         """The `Subtopology` of StreamsGroupDescribe. Topics are in order of name."""
         return {
             "subtopology_id": self.subtopology_id,
             "source_topics": sorted(self.source_topics),
             "repartition_sink_topics": sorted(self.repartition_sink_topics),
-            "state_changelog_topics": [t.on_wire() for t in sorted(self.state_changelog_topics)],
+            "state_changelog_topics": [t.to_wire() for t in sorted(self.state_changelog_topics)],
             "repartition_source_topics": [
-                t.on_wire() for t in sorted(self.repartition_source_topics)
+                t.to_wire() for t in sorted(self.repartition_source_topics)
             ],
         }
 
@@ -139,28 +141,33 @@ class Topology:
     @classmethod
     def from_wire(cls, value: Mapping[str, Any]) -> Topology:
         """Read the topology of a record or a heartbeat."""
-        found = map(Subtopology.from_wire, value["subtopologies"])
-        return cls(value["epoch"], {one.subtopology_id: one for one in found})
+        subtopologies = map(Subtopology.from_wire, value["subtopologies"])
+        return cls(
+            value["epoch"],
+            {subtopology.subtopology_id: subtopology for subtopology in subtopologies},
+        )
 
-    def on_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, Any]:
         """The value of the record."""
         return {
             "epoch": self.epoch,
-            "subtopologies": [one.on_wire() for one in self.subtopologies.values()],
+            "subtopologies": [subtopology.to_wire() for subtopology in self.subtopologies.values()],
         }
 
     @cached_property
     def subtopology_of(self) -> Mapping[str, str]:
         """The subtopology that reads a topic, by the topic's name."""
-        return {name: s for s, one in self.subtopologies.items() for name in one.sources}
+        return {
+            name: s for s, subtopology in self.subtopologies.items() for name in subtopology.sources
+        }
 
     @cached_property
     def required_topics(self) -> frozenset[str]:
         """The names of all topics that tasks read, and of the changelog topics."""
         changelogs = (
             topic.name
-            for one in self.subtopologies.values()
-            for topic in one.state_changelog_topics
+            for subtopology in self.subtopologies.values()
+            for topic in subtopology.state_changelog_topics
         )
         return frozenset([*self.subtopology_of, *changelogs])
 
@@ -168,20 +175,20 @@ class Topology:
     def in_hash_order(self) -> list[Subtopology]:
         """The subtopologies in the order in which Kafka visits them. The number of partitions of a
         repartition topic may depend on it."""
-        return [self.subtopologies[s] for s in hash_order(self.subtopologies)]
+        return [self.subtopologies[s] for s in sort_by_hash(self.subtopologies)]
 
 
-def topic_names(subtopologies: Iterable[Any]) -> list[str]:
+def list_topic_names(subtopologies: Iterable[Any]) -> list[str]:
     """The names of all topics in the subtopologies of a heartbeat request, each once."""
     return list(
         dict.fromkeys(
             name
-            for one in subtopologies
+            for subtopology in subtopologies
             for name in (
-                *one.source_topics,
-                *one.repartition_sink_topics,
-                *(topic.name for topic in one.repartition_source_topics),
-                *(topic.name for topic in one.state_changelog_topics),
+                *subtopology.source_topics,
+                *subtopology.repartition_sink_topics,
+                *(topic.name for topic in subtopology.repartition_source_topics),
+                *(topic.name for topic in subtopology.state_changelog_topics),
             )
         )
     )
@@ -189,26 +196,26 @@ def topic_names(subtopologies: Iterable[Any]) -> list[str]:
 
 def check(value: Mapping[str, Any]) -> None:
     """Raises STREAMS_INVALID_TOPOLOGY for a topology of a heartbeat that contradicts itself."""
-    seen = set()
-    for one in value["subtopologies"]:
-        for topic in one["state_changelog_topics"]:
+    seen_ids = set()
+    for subtopology in value["subtopologies"]:
+        for topic in subtopology["state_changelog_topics"]:
             if topic["partitions"] != 0:
-                raise invalid(
+                raise make_topology_error(
                     f"Changelog topic {topic['name']} must have an undefined partition count, but "
                     f"it is set to {topic['partitions']}."
                 )
-        subtopology_id = one["subtopology_id"]
-        if subtopology_id in seen:
-            raise invalid(f"Subtopology {subtopology_id} occurs twice in the topology.")
-        seen.add(subtopology_id)
+        subtopology_id = subtopology["subtopology_id"]
+        if subtopology_id in seen_ids:
+            raise make_topology_error(f"Subtopology {subtopology_id} occurs twice in the topology.")
+        seen_ids.add(subtopology_id)
         for name in ("source_topics", "repartition_source_topics"):
-            indexes = (n for group in one["copartition_groups"] for n in group[name])
-            if not all(0 <= n < len(one[name]) for n in indexes):
-                raise invalid(
+            indexes = (n for group in subtopology["copartition_groups"] for n in group[name])
+            if not all(0 <= n < len(subtopology[name]) for n in indexes):
+                raise make_topology_error(
                     f"A co-partition group of subtopology {subtopology_id} has an index outside "
                     f"of its {name.replace('_', ' ')}."
                 )
 
 
-def invalid(message: str) -> ApiError:
+def make_topology_error(message: str) -> ApiError:
     return ApiError(ErrorCode.streams_invalid_topology, message)

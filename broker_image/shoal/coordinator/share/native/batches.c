@@ -2,12 +2,6 @@
 #include "bulk.h"
 #include <string.h>
 
-#if PY_VERSION_HEX >= 0x030E0000
-#define HASH_BYTES(data, size) Py_HashBuffer(data, size)
-#else
-#define HASH_BYTES(data, size) _Py_HashBytes(data, size)
-#endif
-
 /* Compute the key hashes of `count` records from `at` on, 0 for no key. Return 1, or 0 if a record
  * has an unusual layout. */
 static int hashes_of(const uint8_t *data, Py_ssize_t size, Py_ssize_t at, Py_ssize_t end,

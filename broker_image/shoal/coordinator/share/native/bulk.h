@@ -6,8 +6,19 @@
 #include <Python.h>
 #include <stdint.h>
 
-/* As in `states.py` and `runs.py`; `tests/unit/test_compiled.py` holds it. */
+/* As in `states.py` and `runs.py`; `tests/unit/coordinator/test_compiled.py` holds it. */
 enum { AVAILABLE = 0, ACQUIRED = 1, ACKNOWLEDGED = 2, ARCHIVED = 4, ACCEPT = 1, COUNT_MAX = 255 };
+
+/* The hash of bytes, as `hash` computes it. */
+#if PY_VERSION_HEX >= 0x030E0000
+#define HASH_BYTES(data, size) Py_HashBuffer(data, size)
+#else
+#if PY_VERSION_HEX >= 0x030D0000
+/* 3.13 exports it, and declares it in no public header. */
+PyAPI_FUNC(Py_hash_t) _Py_HashBytes(const void *, Py_ssize_t);
+#endif
+#define HASH_BYTES(data, size) _Py_HashBytes(data, size)
+#endif
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
@@ -64,4 +75,4 @@ HIDDEN PyObject *bulk_rises(PyObject *self, PyObject *batches);
 HIDDEN PyObject *bulk_acquired(PyObject *self, PyObject *ranges);
 HIDDEN PyObject *bulk_packed(PyObject *self, PyObject *batches);
 
-extern HIDDEN PyTypeObject key_queues_type;
+extern HIDDEN PyTypeObject key_queues_type, tenant_queues_type;

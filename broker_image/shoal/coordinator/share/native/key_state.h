@@ -3,6 +3,7 @@
  * code runs while places are in use. */
 #include "bulk.h"
 #include "key_table.h"
+#include "numbers.h"
 
 /* As in `key_queues.py`. */
 enum { SORTED_MAX = 4 };
@@ -36,17 +37,6 @@ typedef struct {
 static inline uint32_t find(const Queues *self, int64_t offset)
 {
     return table_find(&self->records, sizeof(Record), offset);
-}
-
-/* An exact int of 64 bits: 0, or -1 with an error. */
-static inline int number_of(PyObject *object, int64_t *number)
-{
-    if (!PyLong_CheckExact(object)) {
-        PyErr_SetString(PyExc_TypeError, "offsets and keys are ints");
-        return -1;
-    }
-    *number = PyLong_AsLongLong(object);
-    return *number == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* Add a record behind all others. Return 1 if it is the first of its key, else 0, -1 with an error.
@@ -150,14 +140,6 @@ static inline int check_behind(const Queues *self, int64_t first)
         return 0;
     PyErr_SetString(PyExc_ValueError, "records are put in the order of the log");
     return -1;
-}
-
-static inline int append(PyObject *list, int64_t number)
-{
-    PyObject *object = PyLong_FromLongLong(number);
-    int failed = object == NULL || PyList_Append(list, object) < 0;
-    Py_XDECREF(object);
-    return failed ? -1 : 0;
 }
 
 HIDDEN PyObject *queues_put_new(Queues *self, PyObject *args);

@@ -1,4 +1,4 @@
-/* The module: its functions by name, and its type. */
+/* The module: its functions by name, and its types. */
 #include "bulk.h"
 
 static PyMethodDef methods[] = {
@@ -23,7 +23,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_bulk", NULL, 0, met
 PyMODINIT_FUNC PyInit__bulk(void)
 {
     PyObject *made = PyModule_Create(&module);
-    if (made != NULL && PyModule_AddType(made, &key_queues_type) < 0)
+    if (made != NULL && (PyModule_AddType(made, &key_queues_type) < 0 ||
+                         PyModule_AddType(made, &tenant_queues_type) < 0))
         Py_CLEAR(made);
     return made;
 }

@@ -2,6 +2,7 @@
  * columns are read through the buffer protocol. New runs are returned as bytes, since C cannot
  * resize the columns. */
 #include "bulk.h"
+#include <string.h>
 
 typedef struct {
     Py_buffer views[5];
@@ -46,6 +47,37 @@ static void keep(NewRuns *made, const Window *window, int64_t first, Py_ssize_t 
 static int64_t past_of(const Window *window, Py_ssize_t run)
 {
     return run + 1 < window->size ? window->firsts[run + 1] : window->end;
+}
+
+/* The run of an offset that is not below that of `run`, which is near. */
+static Py_ssize_t run_from(const Window *window, Py_ssize_t run, int64_t offset)
+{
+    Py_ssize_t step = 1;
+    while (run + step < window->size && window->firsts[run + step] <= offset) {
+        run += step;
+        step *= 2;
+    }
+    Py_ssize_t past = run + step < window->size ? run + step : window->size;
+    while (past - run > 1) {
+        Py_ssize_t middle = (run + past) / 2;
+        if (window->firsts[middle] <= offset)
+            run = middle;
+        else
+            past = middle;
+    }
+    return run;
+}
+
+/* Add runs as they are. The first differs from the last added one. */
+static void keep_all(NewRuns *made, const Window *window, Py_ssize_t run, Py_ssize_t past)
+{
+    Py_ssize_t n = made->size, count = past - run;
+    memcpy(made->firsts + n, window->firsts + run, count * sizeof(int64_t));
+    memcpy(made->states + n, window->states + run, count);
+    memcpy(made->counts + n, window->counts + run, count);
+    memcpy(made->locks + n, window->locks + run, count * sizeof(uint32_t));
+    memcpy(made->pieces + n, window->pieces + run, count * sizeof(uint32_t));
+    made->size += count;
 }
 
 /* The number of records that each lock gives back. */
@@ -120,8 +152,11 @@ static Py_ssize_t go_over(const Window *window, PyObject *edits, int kind, uint3
             }
             count = count < COUNT_MAX ? count : COUNT_MAX;
         }
-        while (past_of(window, run) <= first) {
-            keep(made, window, at, run++);
+        if (past_of(window, run) <= first) {
+            Py_ssize_t next = run_from(window, run + 1, first);
+            keep(made, window, at, run);
+            keep_all(made, window, run + 1, next);
+            run = next;
             at = window->firsts[run];
         }
         if (at < first)
@@ -165,8 +200,8 @@ static PyObject *accepted(const Window *window, PyObject *edits, Py_ssize_t run)
         else
             bounds(PyList_GET_ITEM(edits, i), 3, before, window, &first, &last);
         while (first <= last) {
-            while (!is_last && past_of(window, run) <= first)
-                run++;
+            if (!is_last)
+                run = run_from(window, run, first);
             if (is_last || first != end + 1 || window->counts[run] != count) {
                 if (count >= 0) {
                     PyObject *change = Py_BuildValue("(LLii)", (long long)begin, (long long)end,

@@ -1,0 +1,1 @@
+"""Classic consumer groups: JoinGroup and SyncGroup."""

@@ -1,0 +1,1 @@
+"""Consumer groups that the broker assigns (KIP-848)."""

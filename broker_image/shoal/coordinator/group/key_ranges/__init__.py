@@ -1,0 +1,1 @@
+"""Key ranges of partitions: slots, their load, and who owns them."""

@@ -1,0 +1,1 @@
+"""What groups of the heartbeat protocol have in common."""

@@ -1,0 +1,1 @@
+"""Committed offsets, and the individual and ordered commits beyond them."""

@@ -1,0 +1,1 @@
+"""Membership and assignment of share groups (KIP-932)."""
