@@ -1,0 +1,166 @@
+"""Temporary queues: those of remote control, replies and events.
+
+A queue that is exclusive, deletes itself or expires needs no topic of its own. It is a position in
+the logs of the exchanges that it is bound to: its consumer reads all messages of these exchanges
+and keeps those whose routing key matches. Nothing is left behind when its process dies. The
+positions belong to the process, because Celery declares a queue of replies on one connection and
+consumes it on another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from shoal.client.admin.topics import OffsetSpec
+from shoal.client.errors import ClientError, KafkaError, expect, is_transient
+from shoal.client.net.cluster import TopicPartition
+from shoal.kombu.bindings import is_match
+from shoal.kombu.intake import Delivery
+from shoal.kombu.messages import decode, is_expired
+from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.client.client import Client
+    from shoal.client.consume.fetcher import FetchedBatches
+    from shoal.client.share.acquired import AcknowledgeType
+    from shoal.kombu.intake import Intake
+    from shoal.record.records import Record
+
+log = logging.getLogger("shoal.kombu")
+
+#: The headers of a record in an exchange's log.
+ROUTING_KEY = "kombu.routing.key"
+WAIT_MS = 500
+PAUSE_S = 0.5
+
+
+class TemporaryQueue:
+    """The bindings of a queue, and its position in each exchange's log."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: The keys and exchange types of the bindings, by the topic of the exchange.
+        self.bindings: dict[str, set[tuple[str, str]]] = {}
+        self.positions: dict[TopicPartition, int] = {}
+
+    async def bind(self, client: Client, topic: str, kind: str, routing_key: str) -> None:
+        """Read an exchange from its end on, if this is its first binding."""
+        place = TopicPartition(topic, 0)
+        self.bindings.setdefault(topic, set()).add((kind, routing_key))
+        if place not in self.positions:
+            ends = expect(await client.admin.topics.offsets({place: int(OffsetSpec.LATEST)}))
+            self.positions[place] = ends[place].offset
+
+    def unbind(self, topic: str, kind: str, routing_key: str) -> None:
+        """Forget a binding, and the exchange with its last one."""
+        bound = self.bindings.get(topic, set())
+        bound.discard((kind, routing_key))
+        if not bound:
+            self.bindings.pop(topic, None)
+            self.positions.pop(TopicPartition(topic, 0), None)
+
+    def has(self, topic: str, record: Record) -> bool:
+        """Whether a record of an exchange's log is a message of this queue."""
+        routing_key = (dict(record.headers).get(ROUTING_KEY) or b"").decode()
+        bound = self.bindings.get(topic, ())
+        return any(is_match(kind, pattern, routing_key) for kind, pattern in bound)
+
+
+class TemporaryReader:
+    """The consumer of a temporary queue on one channel."""
+
+    def __init__(
+        self,
+        client: Client,
+        intake: Intake,
+        queue: TemporaryQueue,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._client = client
+        self._intake = intake
+        self._queue = queue
+        self._on_failure = on_failure
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Deliver messages to the channel until `close`."""
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self._intake.deliver(await self._read(WAIT_MS))
+            except ClientError as error:
+                if not is_transient(error):
+                    self._on_failure(error)
+                    return
+                log.warning("queue %s: %s. Trying again.", self._queue.name, error)
+                await asyncio.sleep(PAUSE_S)
+
+    async def get(self) -> Delivery | None:
+        """Return the next message, if there is one; the others wait in the channel."""
+        found = await self._read(0)
+        self._intake.deliver(found[1:])
+        if not found:
+            return None
+        self._intake.held[found[0].tag] = found[0]
+        return found[0]
+
+    async def _read(self, wait_ms: int) -> list[Delivery]:
+        """Return the queue's messages of one fetch."""
+        if not self._queue.positions:
+            await asyncio.sleep(wait_ms / 1000)
+            return []
+        fetched = await self._client.fetcher.poll(self._queue.positions, max_wait_ms=wait_ms)
+        deliveries = []
+        for place, batches in fetched.items():
+            if isinstance(batches, KafkaError):
+                await self._skip(place, batches)
+                continue
+            deliveries += self._decode(place.topic, batches)
+            if place in self._queue.positions:
+                self._queue.positions[place] = batches.next_offset
+        return deliveries
+
+    async def _skip(self, place: TopicPartition, error: KafkaError) -> None:
+        """Continue at the end of a log that no longer has this position."""
+        if error.code is not ErrorCode.offset_out_of_range:
+            raise error
+        ends = expect(await self._client.admin.topics.offsets({place: int(OffsetSpec.LATEST)}))
+        log.warning("queue %s has missed messages of %s", self._queue.name, place.topic)
+        self._queue.positions[place] = ends[place].offset
+
+    def _decode(self, topic: str, batches: FetchedBatches) -> list[Delivery]:
+        now_ms = self._client.cluster.environment.now_ms()
+        deliveries = []
+        for record in batches.records():
+            if not self._queue.has(topic, record):
+                continue
+            tag = self._intake.make_tag()
+            payload = decode(record, self._queue.name, tag)
+            if not is_expired(record, payload, now_ms):
+                deliveries.append(Delivery(tag, self._queue.name, payload, self, record.offset))
+        return deliveries
+
+    def settle(self, delivery: Delivery, kind: AcknowledgeType) -> None:
+        """Deliver a released message again; the others are done."""
+        if kind.name == "RELEASE":
+            self._intake.deliver([delivery])
+
+    async def stop(self) -> bool:
+        """Stop reading. Return True: the next consumer continues behind what was delivered."""
+        await self.close()
+        return True
+
+    async def close(self) -> None:
+        """Stop reading, and forget what was delivered."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._intake.drop(self)
