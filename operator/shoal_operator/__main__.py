@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import kopf
 import yaml
@@ -19,11 +19,14 @@ from lightkube.core.exceptions import ConfigError, LoadResourceError
 
 from shoal_operator import logs
 from shoal_operator.http_access import BadAccess, HttpAccess
-from shoal_operator.kube import Kube, KubeError
-from shoal_operator.main import Environment, register
+from shoal_operator.kube.kube import KubeClient, KubeError
+from shoal_operator.main import OperatorEnvironment, register
 from shoal_operator.model import names
 from shoal_operator.runtime import CUSTOM
 from shoal_operator.settings import LISTENER_TYPES, RACKS, WORKLOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Time limit for the API server to answer; on a node that boots, it may start after the operator.
 REACH_SECONDS_MAX = 30.0
@@ -32,13 +35,23 @@ RETRY_SECONDS = 1.0
 OPENSHIFT_GROUP = "security.openshift.io"
 
 
+def list_namespaces(given: Iterable[str]) -> list[str]:
+    """Return the namespaces of the arguments, none for all namespaces."""
+    return list(dict.fromkeys(name for text in given for name in text.split(",") if name))
+
+
 def main() -> None:
     """Run the operator with the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="shoal_operator", description=__doc__)
     scope = parser.add_mutually_exclusive_group(required=True)
     scope.add_argument("--all-namespaces", action="store_true", help="watch all namespaces")
     scope.add_argument(
-        "--namespace", action="append", default=[], help="watch this namespace; repeatable"
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help="watch this namespace, or several with commas; repeatable; empty: all namespaces, as "
+        "the Operator Lifecycle Manager has it",
     )
     parser.add_argument("--liveness", help="URL to serve the liveness probe at")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING"))
@@ -59,25 +72,28 @@ def main() -> None:
         "repeatable",
     )
     options = parser.parse_args()
+    namespaces = list_namespaces(options.namespace)
     logs.configure(options.log_level)
-    config = _config()
+    config = _load_config()
     try:
-        http_access = HttpAccess.of(os.environ)
+        http_access = HttpAccess.from_environment(os.environ)
     except BadAccess as error:
         _fail(str(error))
     workloads = frozenset(WORKLOADS) - set(options.without)
     register(workloads)
-    found = asyncio.run(_reach(config))
+    is_openshift = asyncio.run(_reach(config))
     kopf.run(
         standalone=True,
-        clusterwide=options.all_namespaces,
-        namespaces=options.namespace,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
         liveness_endpoint=options.liveness,
-        memo=Environment(
+        memo=OperatorEnvironment(
             config,
-            tuple(options.namespace),
+            tuple(namespaces),
             http_access,
-            openshift=found if options.openshift == "auto" else options.openshift == "enabled",
+            openshift=is_openshift
+            if options.openshift == "auto"
+            else options.openshift == "enabled",
             workloads=workloads,
             racks=RACKS not in options.without,
             routed=frozenset(
@@ -87,7 +103,7 @@ def main() -> None:
     )
 
 
-def _config() -> SingleConfig:
+def _load_config() -> SingleConfig:
     """Return the connection to the API server: that of the pod, or of a kubeconfig."""
     file = os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
@@ -113,16 +129,16 @@ async def _reach(config: SingleConfig) -> bool:
     kopf scans for kinds at its start only: after a later scan, it would stop watching a kind that
     is absent for a moment while its definition changes.
     """
-    kube = Kube(config)
+    kube = KubeClient(config)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + REACH_SECONDS_MAX
     server = config.cluster.server
     try:
         while True:
             try:
-                missing = await kube.missing_kinds(CUSTOM)
+                missing = await kube.find_missing_kinds(CUSTOM)
                 if not missing:
-                    return await kube.serves_group(OPENSHIFT_GROUP)
+                    return await kube.has_group(OPENSHIFT_GROUP)
                 if loop.time() > deadline:
                     _fail(
                         f"the API server {server} does not serve {', '.join(missing)} of "

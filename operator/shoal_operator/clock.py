@@ -14,7 +14,7 @@ def epoch_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def seconds_since(stamp: str) -> float:
+def count_seconds_since(stamp: str) -> float:
     """Return the seconds since an RFC 3339 time, at least 0."""
-    then = datetime.datetime.fromisoformat(stamp)
-    return max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
+    moment = datetime.datetime.fromisoformat(stamp)
+    return max(0.0, (datetime.datetime.now(datetime.UTC) - moment).total_seconds())

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from shoal_operator import certificates
-from shoal_operator.certificates import BadCertificate, KeyPair
+from shoal_operator.model import certificates
+from shoal_operator.model.certificates import BadCertificate, KeyPair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ class BadAccess(Exception):
     remedy."""
 
 
-class Files(NamedTuple):
+class AccessFiles(NamedTuple):
     """The server's certificate and key, and the authorities of readers, empty without any."""
 
     pair: KeyPair
@@ -55,22 +55,22 @@ class HttpAccess:
         """Raises `BadAccess`."""
         self._folder, self._tokens, self._readers = folder, tokens, readers
         #: What was read last.
-        self._seen = self._read()
+        self._files = self._read()
         #: The certificate and key in force.
-        self.pair = self._seen.pair
+        self.pair = self._files.pair
         #: Keys from which tokens of ShareConsumers follow: the one in force and the one before.
         self._keys = [self.pair.key]
-        self._newest = self._contexts(self._seen)
+        self._newest = self._make_contexts(self._files)
         #: The contexts of the HTTP server, and of the gRPC server, whose clients ask for HTTP/2.
         #: Each handshake uses the newest ones instead.
         self.context, self.grpc_context = self._newest
-        self.context.sni_callback = lambda connection, *_: self._choose(connection, 0)
-        self.grpc_context.sni_callback = lambda connection, *_: self._choose(connection, 1)
-        if tokens is not None and not self._current():
+        self.context.sni_callback = lambda connection, *_: self._choose_context(connection, 0)
+        self.grpc_context.sni_callback = lambda connection, *_: self._choose_context(connection, 1)
+        if tokens is not None and not self._read_tokens():
             raise BadAccess(f"{TOKEN_FILE}: {tokens} has no token. Write one a line.")
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> HttpAccess | None:
+    def from_environment(cls, environment: Mapping[str, str]) -> HttpAccess | None:
         """Return what the environment says, None without TLS. Raises `BadAccess`."""
         folder, tokens = environment.get(TLS_DIR, ""), environment.get(TOKEN_FILE, "")
         readers = environment.get(CLIENT_CA_FILE, "")
@@ -91,28 +91,30 @@ class HttpAccess:
 
     # Certificates.
 
-    def _read(self) -> Files:
-        def content(path: Path, setting: str) -> bytes:
+    def _read(self) -> AccessFiles:
+        def read_content(path: Path, setting: str) -> bytes:
             try:
                 return path.read_bytes()
             except OSError as error:
                 reason = f"cannot read {error.filename}: {error.strerror}"
                 raise BadAccess(f"{setting}: {reason}.") from None
 
-        pair = KeyPair(*(content(self._folder / name, TLS_DIR) for name in ("tls.crt", "tls.key")))
-        readers = content(self._readers, CLIENT_CA_FILE) if self._readers is not None else b""
-        return Files(pair, readers)
+        pair = KeyPair(
+            *(read_content(self._folder / name, TLS_DIR) for name in ("tls.crt", "tls.key"))
+        )
+        readers = read_content(self._readers, CLIENT_CA_FILE) if self._readers is not None else b""
+        return AccessFiles(pair, readers)
 
-    def _contexts(self, found: Files) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        grpc = self._context(found)
+    def _make_contexts(self, files: AccessFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        grpc = self._make_context(files)
         grpc.set_alpn_protocols(["h2"])
-        return self._context(found), grpc
+        return self._make_context(files), grpc
 
-    def _context(self, found: Files) -> ssl.SSLContext:
+    def _make_context(self, files: AccessFiles) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            certificates.check_pair(found.pair)
+            certificates.check_pair(files.pair)
             context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
         except (BadCertificate, ssl.SSLError, OSError) as error:
             raise BadAccess(
@@ -121,7 +123,7 @@ class HttpAccess:
         if self._readers is None:
             return context
         try:
-            context.load_verify_locations(cadata=found.readers.decode())
+            context.load_verify_locations(cadata=files.readers.decode())
         except (ssl.SSLError, ValueError) as error:
             raise BadAccess(
                 f"{CLIENT_CA_FILE}: the authorities in {self._readers} cannot be used: {error}."
@@ -132,24 +134,24 @@ class HttpAccess:
         context.num_tickets = 0
         return context
 
-    def _choose(self, connection: ssl.SSLObject, which: int) -> None:
-        connection.context = self._newest[which]
+    def _choose_context(self, connection: ssl.SSLObject, index: int) -> None:
+        connection.context = self._newest[index]
 
     def reload(self) -> None:
         """Load the certificates if they have changed. Does not raise."""
         try:
-            found = self._read()
-            if found == self._seen:
+            files = self._read()
+            if files == self._files:
                 return
-            self._seen = found
-            self._newest = self._contexts(found)
+            self._files = files
+            self._newest = self._make_contexts(files)
         except BadAccess as error:
             log.error("the certificates are not loaded, the previous ones stay", reason=str(error))
             return
-        if found.pair.key != self.pair.key:
-            self._keys = [found.pair.key, self.pair.key]
-        self.pair = found.pair
-        fingerprint = certificates.fingerprint(found.pair.certificate)
+        if files.pair.key != self.pair.key:
+            self._keys = [files.pair.key, self.pair.key]
+        self.pair = files.pair
+        fingerprint = certificates.compute_fingerprint(files.pair.certificate)
         log.info("certificates loaded", fingerprint=fingerprint)
 
     async def follow(self) -> None:
@@ -158,7 +160,7 @@ class HttpAccess:
             await asyncio.sleep(RELOAD_SECONDS)
             self.reload()
 
-    def authority(self) -> bytes:
+    def get_authority(self) -> bytes:
         """Return the certificates in PEM that clients have to trust."""
         path = self._folder / "ca.crt"
         try:
@@ -177,9 +179,9 @@ class HttpAccess:
     def remedy(self) -> str:
         """What a reader needs."""
         ways = {"a bearer token": self._tokens, "a client certificate": self._readers}
-        return " or ".join(way for way, where in ways.items() if where is not None)
+        return " or ".join(way for way, path in ways.items() if path is not None)
 
-    def _current(self) -> list[bytes]:
+    def _read_tokens(self) -> list[bytes]:
         """Return the tokens of the file; none, if it cannot be read or there is none."""
         if self._tokens is None:
             return []
@@ -189,16 +191,16 @@ class HttpAccess:
             return []
         return [line.strip() for line in lines if line.strip()]
 
-    def _roots(self) -> list[bytes]:
+    def _get_roots(self) -> list[bytes]:
         """Return what the tokens of ShareConsumers follow from."""
-        return self._keys if self._tokens is None else self._current()
+        return self._keys if self._tokens is None else self._read_tokens()
 
-    def token_of(self, namespace: str, consumer: str) -> bytes:
+    def derive_token(self, namespace: str, consumer: str) -> bytes:
         """Return the token of a ShareConsumer; empty if readers need none."""
-        found = [] if self.is_open else self._roots()
-        return _derived(found[0], namespace, consumer) if found else b""
+        roots = [] if self.is_open else self._get_roots()
+        return _derive(roots[0], namespace, consumer) if roots else b""
 
-    def allows(
+    def may_read(
         self,
         authorization: str,
         consumer: tuple[str, str] | None = None,
@@ -211,14 +213,14 @@ class HttpAccess:
         if self.is_open or certified:
             return True
         is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
-        given = authorization[len(_BEARER) :].strip().encode() if is_bearer else b""
-        valid = self._current()
+        presented = authorization[len(_BEARER) :].strip().encode() if is_bearer else b""
+        valid = self._read_tokens()
         if consumer is not None:
-            valid += [_derived(root, *consumer) for root in self._roots()]
+            valid += [_derive(root, *consumer) for root in self._get_roots()]
         # All are compared, so that the time does not show which one is close.
-        return True in [hmac.compare_digest(given, token) for token in valid]
+        return True in [hmac.compare_digest(presented, token) for token in valid]
 
 
-def _derived(root: bytes, namespace: str, consumer: str) -> bytes:
+def _derive(root: bytes, namespace: str, consumer: str) -> bytes:
     text = f"shoal scale {namespace}/{consumer}"
     return hmac.digest(root, text.encode(), hashlib.sha256).hex().encode()

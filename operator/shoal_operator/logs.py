@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
+from typing import TextIO
 
 import structlog
 
 
-def configure(level: str = "INFO") -> None:
-    """Log to standard error; `level` applies to the operator's own lines."""
+def configure(level: str = "INFO", own: TextIO | None = None) -> None:
+    """Log to standard error; `level` applies to the operator's own lines, which go to standard
+    output, or with all others to the file `own`."""
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
@@ -16,9 +19,10 @@ def configure(level: str = "INFO") -> None:
     ]
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(own or sys.stdout),
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
     )
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(own)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processor=structlog.processors.JSONRenderer(), foreign_pre_chain=shared

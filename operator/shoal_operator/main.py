@@ -8,7 +8,7 @@ SHOAL_OPERATOR_NAMESPACE: the namespace of the operator's pods and of the Lease,
 `default` without it.
 SHOAL_BROKER_IMAGE, SHOAL_SPARK_IMAGE: default images.
 SHOAL_BROKER_PULL_POLICY, SHOAL_SPARK_PULL_POLICY: their pull policies; default `IfNotPresent`.
-SHOAL_DRIVER_ROLE: the ClusterRole of Spark drivers.
+SHOAL_DRIVER_ROLE_KIND: whether Spark drivers have a `Role` or a `ClusterRole`, the default.
 SHOAL_SCALE_URL: the URL at which drivers reach this operator.
 SHOAL_HTTP_PORT: the port of metrics and scale signals; default 8080.
 SHOAL_KEDA_PORT: the port of KEDA's external scaler (gRPC); off without it.
@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 import kopf
 import structlog
 
-from shoal_operator import __version__, endpoint, keda
-from shoal_operator.election import Election
-from shoal_operator.kube import PLURALS, Kube
+from shoal_operator import __version__
+from shoal_operator.kube.election import LeaderElection
+from shoal_operator.kube.kube import PLURALS, KubeClient
+from shoal_operator.kube.scope import OperatorScope
 from shoal_operator.model import names
-from shoal_operator.runtime import SPARK_CRD, Operator, watched
-from shoal_operator.scope import Scope
-from shoal_operator.settings import LISTENER_TYPES, WORKLOADS, Settings
+from shoal_operator.runtime import SPARK_CRDS, Operator, list_watched
+from shoal_operator.scaler import endpoint, keda
+from shoal_operator.settings import LISTENER_TYPES, WORKLOADS, ChartSettings
 
 if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
@@ -46,7 +47,7 @@ API_BACKOFFS_SECONDS = (0.5, *[1.0] * 20, *[5.0] * 10)
 
 
 @dataclass(slots=True)
-class Environment:
+class OperatorEnvironment:
     """kopf's memo: the arguments of `__main__` and what `start` creates."""
 
     config: SingleConfig
@@ -60,17 +61,17 @@ class Environment:
     close: Any = field(init=False)
 
 
-def _settings(memo: Environment) -> Settings:
-    given = os.environ.get
+def _load_settings(memo: OperatorEnvironment) -> ChartSettings:
+    get_variable = os.environ.get
     scheme = "http" if memo.http_access is None else "https"
-    return Settings(
-        broker_image=given("SHOAL_BROKER_IMAGE", f"localhost/shoal/broker:{__version__}"),
-        spark_image=given("SHOAL_SPARK_IMAGE", f"localhost/shoal/spark:{__version__}"),
-        driver_role=given("SHOAL_DRIVER_ROLE", "shoal-spark-driver"),
-        scale_url=given("SHOAL_SCALE_URL", f"{scheme}://{socket.gethostname()}:8080"),
-        broker_pull_policy=given("SHOAL_BROKER_PULL_POLICY", "IfNotPresent"),
-        spark_pull_policy=given("SHOAL_SPARK_PULL_POLICY", "IfNotPresent"),
-        namespace=given("SHOAL_OPERATOR_NAMESPACE", ""),
+    return ChartSettings(
+        broker_image=get_variable("SHOAL_BROKER_IMAGE", f"localhost/shoal/broker:{__version__}"),
+        spark_image=get_variable("SHOAL_SPARK_IMAGE", f"localhost/shoal/spark:{__version__}"),
+        driver_role_kind=get_variable("SHOAL_DRIVER_ROLE_KIND", "ClusterRole"),
+        scale_url=get_variable("SHOAL_SCALE_URL", f"{scheme}://{socket.gethostname()}:8080"),
+        broker_pull_policy=get_variable("SHOAL_BROKER_PULL_POLICY", "IfNotPresent"),
+        spark_pull_policy=get_variable("SHOAL_SPARK_PULL_POLICY", "IfNotPresent"),
+        namespace=get_variable("SHOAL_OPERATOR_NAMESPACE", ""),
         http_access=memo.http_access,
         openshift=memo.openshift,
         workloads=memo.workloads,
@@ -80,18 +81,18 @@ def _settings(memo: Environment) -> Settings:
 
 
 @kopf.on.startup()
-async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) -> None:
+async def start(memo: OperatorEnvironment, settings: kopf.OperatorSettings, **_: Any) -> None:
     """Connect, serve metrics and start the leader election."""
     settings.posting.enabled = False
     # `__main__` has waited until all kinds exist.
     settings.scanning.disabled = True
     settings.networking.error_backoffs = API_BACKOFFS_SECONDS
-    operator_settings = _settings(memo)
-    kube = Kube(memo.config)
+    operator_settings = _load_settings(memo)
+    kube = KubeClient(memo.config)
     namespace = os.environ.get("SHOAL_OPERATOR_NAMESPACE", "default")
     identity = os.environ.get("POD_NAME", socket.gethostname())
-    scope = Scope(kube, namespace, memo.namespaces)
-    election = Election(kube, names.FIELD_MANAGER, namespace, identity, scope)
+    scope = OperatorScope(kube, namespace, memo.namespaces)
+    election = LeaderElection(kube, names.FIELD_MANAGER, namespace, identity, scope)
     memo.operator = Operator(
         kube,
         operator_settings,
@@ -101,7 +102,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
     election.subscribe(memo.operator.set_leading)
     port = int(os.environ.get("SHOAL_HTTP_PORT", "8080"))
     web = await endpoint.serve(memo.operator, port, memo.http_access, problem=lambda: scope.problem)
-    scaler = keda.server(memo.operator, memo.http_access)
+    scaler = keda.make_server(memo.operator, memo.http_access)
     if keda_port := int(os.environ.get("SHOAL_KEDA_PORT", "0")):
         context = memo.http_access.grpc_context if memo.http_access else None
         await scaler.start("0.0.0.0", keda_port, context)
@@ -126,12 +127,12 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
 
 
 @kopf.on.cleanup()
-async def stop(memo: Environment, **_: Any) -> None:
+async def stop(memo: OperatorEnvironment, **_: Any) -> None:
     """Release the Lease and close all connections."""
     await memo.close()
 
 
-async def watch(event: Any, memo: Environment, **_: Any) -> None:
+async def watch(event: Any, memo: OperatorEnvironment, **_: Any) -> None:
     """Pass a watch event to the operator."""
     manifest = dict(event["object"])
     if event["type"] == "DELETED":
@@ -140,23 +141,25 @@ async def watch(event: Any, memo: Environment, **_: Any) -> None:
         memo.operator.on_update(manifest)
 
 
-async def watch_definitions(memo: Environment, **_: Any) -> None:
+async def watch_definitions(memo: OperatorEnvironment, **_: Any) -> None:
     """Report that the definition of SparkApplications was installed or removed."""
-    memo.operator.spark_changed()
+    memo.operator.on_spark_changed()
 
 
 def register(workloads: frozenset[str]) -> None:
     """Register the watches that an operator for these workloads needs."""
-    for api_version, kind, labels in watched(workloads):
+    for api_version, kind, labels in list_watched(workloads):
         group, _, version = api_version.rpartition("/")
         kopf.on.event(group, version, PLURALS[kind], labels=labels or None, id=f"watch-{kind}")(
             watch
         )
     if "spark" in workloads:
-        kopf.on.event(
-            "apiextensions.k8s.io",
-            "v1",
-            "customresourcedefinitions",
-            field="metadata.name",
-            value=SPARK_CRD,
-        )(watch_definitions)
+        for name in SPARK_CRDS:
+            kopf.on.event(
+                "apiextensions.k8s.io",
+                "v1",
+                "customresourcedefinitions",
+                field="metadata.name",
+                value=name,
+                id=f"watch-{name}",
+            )(watch_definitions)

@@ -9,35 +9,40 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import structlog
 
-from shoal_operator import metrics, storage_versions
-from shoal_operator import topics as topics_module
-from shoal_operator.brokers import Brokers
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.conditions import Verdict
-from shoal_operator.consumers import Consumers
-from shoal_operator.group_monitor import WATCH_SECONDS, GroupMonitor
-from shoal_operator.groups import Groups
-from shoal_operator.kube import PLURALS, Kube, KubeError
+from shoal_operator import metrics
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.cluster.racks import RackReconciler, get_rack_key
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.consumers.reconciler import ShareConsumerReconciler
+from shoal_operator.kube import storage_versions
+from shoal_operator.kube.conditions import Verdict
+from shoal_operator.kube.kube import PLURALS, KubeClient, KubeError
+from shoal_operator.kube.reconcile_loop import ReconcileLoop
+from shoal_operator.kube.statuses import StatusWriter
+from shoal_operator.kube.store import Store
+from shoal_operator.kube.watch import KindWatch
+from shoal_operator.model import apache_spark, external, names, security
 from shoal_operator.model import cluster as cluster_model
-from shoal_operator.model import external, names, security
-from shoal_operator.racks import Racks, wanted_label
-from shoal_operator.rebalances import Rebalances
-from shoal_operator.reconcile_loop import ReconcileLoop
-from shoal_operator.redrives import Redrives
-from shoal_operator.statuses import Statuses
-from shoal_operator.store import Store
-from shoal_operator.users import Users
-from shoal_operator.watch import Watch
+from shoal_operator.model.resources.queue_user import QueueUser
+from shoal_operator.model.resources.share_consumer import ShareConsumer
+from shoal_operator.model.resources.share_group import ShareGroup
+from shoal_operator.queues import topics as topics_module
+from shoal_operator.queues.group_monitor import WATCH_SECONDS, GroupMonitor
+from shoal_operator.queues.groups import ShareGroupReconciler
+from shoal_operator.queues.queue_schedules import QueueScheduleReconciler
+from shoal_operator.queues.redrives import RedriveReconciler
+from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
+from shoal_operator.users.reconciler import QueueUserReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shoal_operator.model.names import Manifest
-    from shoal_operator.settings import Settings
+    from shoal_operator.settings import ChartSettings
 
 log = structlog.get_logger()
 ClusterKey = tuple[str, str]
@@ -49,7 +54,8 @@ SETTLE_SECONDS = 0.2
 LOAD_RETRY_SECONDS = 2.0
 
 #: The fields that `/scale` returns for a ShareConsumer, where they are known.
-SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
+Signal = Literal["lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling"]
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
 _MANAGED = {names.MANAGED_BY: names.FIELD_MANAGER}
 CUSTOM = (
     "QueueCluster",
@@ -59,11 +65,20 @@ CUSTOM = (
     "ShareConsumer",
     "Redrive",
     "QueueRebalance",
+    "QueueSchedule",
 )
 #: The kinds whose resources name their cluster.
-OF_CLUSTER = ("QueueTopic", "QueueUser", "ShareGroup", "Redrive", "QueueRebalance")
-SPARK_CRD = "sparkapplications.sparkoperator.k8s.io"
-#: What kopf watches: API version, kind, labels. `SPARK` has its own watch since it may be absent.
+OF_CLUSTER = (
+    "QueueTopic",
+    "QueueUser",
+    "ShareGroup",
+    "Redrive",
+    "QueueRebalance",
+    "QueueSchedule",
+)
+#: The definitions of Kubeflow's and of Apache's Spark operator.
+SPARK_CRDS = ("sparkapplications.sparkoperator.k8s.io", "sparkapplications.spark.apache.org")
+#: What kopf watches: API version, kind, labels. `SPARK` may be absent, and has its own watches.
 WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     *((names.API_VERSION, kind, {}) for kind in CUSTOM),
     ("v1", "ServiceAccount", _MANAGED),
@@ -82,12 +97,18 @@ WATCHED_FOR: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     "job": ("batch/v1", "Job", _MANAGED),
     "spark": ("rbac.authorization.k8s.io/v1", "RoleBinding", _MANAGED),
 }
-SPARK = (names.SPARK_API, "SparkApplication", _MANAGED)
+SPARK = tuple(
+    (api_version, "SparkApplication", _MANAGED)
+    for api_version in (names.SPARK_API, apache_spark.API)
+)
 
 
-def watched(workloads: frozenset[str]) -> list[tuple[str, str, Mapping[str, str]]]:
+def list_watched(workloads: frozenset[str]) -> list[tuple[str, str, Mapping[str, str]]]:
     """Return what kopf watches for an operator of these workloads."""
-    return [*WATCHED, *(WATCHED_FOR[one] for one in sorted(workloads) if one in WATCHED_FOR)]
+    return [
+        *WATCHED,
+        *(WATCHED_FOR[workload] for workload in sorted(workloads) if workload in WATCHED_FOR),
+    ]
 
 
 @dataclass(slots=True)
@@ -95,8 +116,8 @@ class ClusterLoops:
     """The loops of one QueueCluster; resources may name one that does not exist yet."""
 
     brokers: Brokers
-    share_consumers: Consumers
-    redriving: Redrives
+    share_consumers: ShareConsumerReconciler
+    redriving: RedriveReconciler
     cluster: ReconcileLoop
     topics: ReconcileLoop
     groups: ReconcileLoop
@@ -105,6 +126,7 @@ class ClusterLoops:
     users: ReconcileLoop
     redrives: ReconcileLoop
     rebalances: ReconcileLoop
+    schedules: ReconcileLoop
     racks: ReconcileLoop
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -120,6 +142,7 @@ class ClusterLoops:
                 self.users,
                 self.redrives,
                 self.rebalances,
+                self.schedules,
                 self.racks,
             )
         ]
@@ -140,8 +163,8 @@ class Operator:
 
     def __init__(
         self,
-        kube: Kube,
-        settings: Settings,
+        kube: KubeClient,
+        settings: ChartSettings,
         namespaces: tuple[str, ...] = (),
         *,
         another_leads: Callable[[], bool] = lambda: False,
@@ -154,13 +177,14 @@ class Operator:
         self._term: asyncio.Task[None] | None = None
         self._migration: asyncio.Task[None] | None = None
         self._spark = [
-            Watch(
+            KindWatch(
                 kube,
-                *SPARK,
+                *kind,
                 namespace=namespace,
                 on_update=self.on_update,
                 on_delete=self.on_delete,
             )
+            for kind in SPARK
             for namespace in (namespaces or (None,) if "spark" in settings.workloads else ())
         ]
         self._watching = [asyncio.create_task(w.run(), name="watch of Spark") for w in self._spark]
@@ -192,7 +216,7 @@ class Operator:
                 await asyncio.sleep(LOAD_RETRY_SECONDS)
         self._leading = True
         for kind in CUSTOM:
-            for manifest in list(self.store.all(kind)):
+            for manifest in list(self.store.iterate(kind)):
                 self._enqueue(manifest)
         if not self._namespaces:
             # In some namespaces only, the operator may not read the others' resources.
@@ -203,18 +227,20 @@ class Operator:
         await self._orphans.run()
 
     async def _list_all(self) -> None:
-        every = watched(self._settings.workloads)
+        targets = list_watched(self._settings.workloads)
         if "spark" in self._settings.workloads:
-            every.append(SPARK)
-        for api_version, kind, labels in every:
+            targets.extend(SPARK)
+        for api_version, kind, labels in targets:
             for namespace in self._namespaces or (None,):
                 try:
-                    found, _ = await self._kube.snapshot(api_version, kind, namespace, labels)
+                    manifests, _ = await self._kube.list_snapshot(
+                        api_version, kind, namespace, labels
+                    )
                 except KubeError as error:
                     if error.status == 404 and kind == "SparkApplication":
                         continue
                     raise
-                for manifest in found:
+                for manifest in manifests:
                     self.store.put(manifest)
 
     async def close(self) -> None:
@@ -232,8 +258,8 @@ class Operator:
         before = self.store.get(manifest["kind"], meta["namespace"], meta["name"])
         self.store.put(manifest)
         if manifest["kind"] == "ShareConsumer":
-            self._signals_changed()
-        if before is None or _matters(before, manifest):
+            self._notify_signal_listeners()
+        if before is None or _is_relevant(before, manifest):
             self._enqueue(manifest)
 
     def on_delete(self, manifest: Manifest) -> None:
@@ -244,77 +270,80 @@ class Operator:
             metrics.forget_group(meta["namespace"], meta["name"])
         if kind == "ShareConsumer":
             metrics.forget_consumer(meta["namespace"], meta["name"])
-            self._signals_changed()
+            self._notify_signal_listeners()
         self._enqueue(manifest, deleted=True)
-        key = (meta["namespace"], self._cluster_of(manifest))
+        key = (meta["namespace"], self._get_cluster(manifest))
         if kind in CUSTOM and key in self._loops and not self._is_used(key):
             self._retire(key)
 
-    def spark_changed(self) -> None:
+    def on_spark_changed(self) -> None:
         """Retry the watches of SparkApplications, whose definition was installed or removed."""
         for watch in self._spark:
             watch.retry_now()
-        for consumer in list(self.store.all("ShareConsumer")):
+        for consumer in list(self.store.iterate(ShareConsumer)):
             if "spark" in consumer["spec"]:
                 self._enqueue(consumer)
 
-    def signal(self, namespace: str, name: str) -> dict[str, Any] | None:
+    def get_signal(self, namespace: str, name: str) -> dict[str, int] | None:
         """Return the scale signal of a ShareConsumer, None if it does not exist.
 
         `lag` and the fields derived from it are absent while the lag is unknown: the leader has not
         read it from the brokers recently, or no replica leads.
         """
-        consumer = self.store.get("ShareConsumer", namespace, name)
+        consumer = self.store.get(ShareConsumer, namespace, name)
         if consumer is None:
             return None
         status = consumer.get("status", {})
-        found = {key: status.get(key, 0) for key in ("desiredReplicas", "ceiling")}
-        loops = self._loops.get((namespace, self._cluster_of(consumer)))
+        signal = {
+            "desiredReplicas": status.get("desiredReplicas", 0),
+            "ceiling": status.get("ceiling", 0),
+        }
+        loops = self._loops.get((namespace, self._get_cluster(consumer)))
         if self._leading:
-            live = loops.share_consumers.signal(name) if loops else {}
-            return found | {k: v for k, v in live.items() if k in SIGNALS}
+            live = loops.share_consumers.get_signal(name) if loops else {}
+            return signal | {k: v for k, v in live.items() if k in SIGNALS}
         # A standby replica repeats what the leader has written.
         if self._another_leads():
-            found |= {key: status[key] for key in SIGNALS if key in status}
-        return found
+            signal |= {key: status[key] for key in SIGNALS if key in status}
+        return signal
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever a scale signal may have changed; return what ends that."""
         self._signal_listeners.append(listener)
         return lambda: self._signal_listeners.remove(listener)
 
-    def _signals_changed(self) -> None:
+    def _notify_signal_listeners(self) -> None:
         for listener in list(self._signal_listeners):
             listener()
 
-    def _enqueue(self, manifest: Manifest, *, deleted: bool = False) -> None:
+    def _enqueue(self, manifest: Mapping[str, Any], *, deleted: bool = False) -> None:
         """Enqueue the resources that a changed object concerns."""
         if not self._leading:
             return
         kind, meta = manifest["kind"], manifest["metadata"]
         owner = meta.get("labels", {}).get(names.CONSUMER_LABEL)
-        if kind == "Pod" and wanted_label(manifest):
-            loops = self._loops.get((meta["namespace"], self._cluster_of(manifest)))
+        if kind == "Pod" and get_rack_key(manifest):
+            loops = self._loops.get((meta["namespace"], self._get_cluster(manifest)))
             if loops:
                 loops.racks.enqueue(meta["name"])
         if kind == "ShareConsumer":
             self._enqueue_consumer(manifest)
             # They are warned about each other.
-            for other in self._consumers_of(
+            for rival in self._list_consumers(
                 meta["namespace"], "shareGroup", manifest["spec"]["shareGroup"]
             ):
-                self._enqueue_consumer(other)
+                self._enqueue_consumer(rival)
         elif owner and kind not in CUSTOM:
-            consumer = self.store.get("ShareConsumer", meta["namespace"], owner)
+            consumer = self.store.get(ShareConsumer, meta["namespace"], owner)
             if consumer:
                 self._enqueue_consumer(consumer)
         else:
             self._enqueue_in_cluster(manifest, deleted=deleted)
 
-    def _enqueue_in_cluster(self, manifest: Manifest, *, deleted: bool) -> None:
+    def _enqueue_in_cluster(self, manifest: Mapping[str, Any], *, deleted: bool) -> None:
         """Enqueue what an object concerns in the loops of its cluster; start them if needed."""
         kind, meta = manifest["kind"], manifest["metadata"]
-        key = (meta["namespace"], self._cluster_of(manifest))
+        key = (meta["namespace"], self._get_cluster(manifest))
         loops = self._loops.get(key)
         if loops is None and kind in CUSTOM and self._is_used(key):
             loops = self._start(key)
@@ -326,6 +355,7 @@ class Operator:
             "QueueUser": loops.users,
             "Redrive": loops.redrives,
             "QueueRebalance": loops.rebalances,
+            "QueueSchedule": loops.schedules,
         }
         if kind in of_kinds:
             self._enqueue_with_rivals(of_kinds[kind], manifest, deleted=deleted)
@@ -338,27 +368,27 @@ class Operator:
                 self._enqueue_all(key)
             elif kind == "Secret":
                 # The authorities in the Secrets of users.
-                for one in self.store.of_cluster("QueueUser", *key):
-                    loops.users.enqueue(one["metadata"]["name"])
+                for queue_user in self.store.list_of_cluster(QueueUser, *key):
+                    loops.users.enqueue(queue_user["metadata"]["name"])
 
-    def _enqueue_dependents(self, manifest: Manifest, loops: ClusterLoops) -> None:
+    def _enqueue_dependents(self, manifest: Mapping[str, Any], loops: ClusterLoops) -> None:
         """Enqueue what depends on a topic, a group or a user."""
         meta = manifest["metadata"]
         if manifest["kind"] == "QueueTopic":
-            key = (meta["namespace"], self._cluster_of(manifest))
-            for group in self.store.of_cluster("ShareGroup", *key):
+            key = (meta["namespace"], self._get_cluster(manifest))
+            for group in self.store.list_of_cluster(ShareGroup, *key):
                 if not group.get("status", {}).get("partitions"):
                     loops.groups.enqueue(group["metadata"]["name"])
         elif manifest["kind"] == "ShareGroup":
-            for consumer in self._consumers_of(meta["namespace"], "shareGroup", meta["name"]):
+            for consumer in self._list_consumers(meta["namespace"], "shareGroup", meta["name"]):
                 self._enqueue_consumer(consumer)
         elif manifest["kind"] == "QueueUser":
-            for consumer in self._consumers_of(meta["namespace"], "user", meta["name"]):
+            for consumer in self._list_consumers(meta["namespace"], "user", meta["name"]):
                 self._enqueue_consumer(consumer)
 
-    def _enqueue_consumer(self, consumer: Manifest) -> None:
+    def _enqueue_consumer(self, consumer: Mapping[str, Any]) -> None:
         meta = consumer["metadata"]
-        key = (meta["namespace"], self._cluster_of(consumer))
+        key = (meta["namespace"], self._get_cluster(consumer))
         if key[1]:
             loops = self._loops.get(key) or self._start(key)
             loops.consumers.enqueue(meta["name"])
@@ -366,14 +396,14 @@ class Operator:
             self._orphans.enqueue(f"{meta['namespace']}/{meta['name']}")
 
     def _enqueue_with_rivals(
-        self, loop: ReconcileLoop, manifest: Manifest, *, deleted: bool
+        self, loop: ReconcileLoop, manifest: Mapping[str, Any], *, deleted: bool
     ) -> None:
         """Enqueue a resource and, if it is deleted, those that name the same topic or group."""
         kind, meta = manifest["kind"], manifest["metadata"]
         loop.enqueue(meta["name"])
         if not deleted and not meta.get("deletionTimestamp"):
             return
-        for name in self.store.claimed(kind, meta["namespace"], manifest["spec"]["cluster"]):
+        for name in self.store.list_claimed(kind, meta["namespace"], manifest["spec"]["cluster"]):
             loop.enqueue(name)
 
     def _enqueue_all(self, key: ClusterKey) -> None:
@@ -385,50 +415,53 @@ class Operator:
             (loops.users, "QueueUser"),
             (loops.redrives, "Redrive"),
             (loops.rebalances, "QueueRebalance"),
+            (loops.schedules, "QueueSchedule"),
         )
         for loop, kind in of_kinds:
-            for other in self.store.of_cluster(kind, *key):
-                loop.enqueue(other["metadata"]["name"])
+            for resource in self.store.list_of_cluster(kind, *key):
+                loop.enqueue(resource["metadata"]["name"])
         # Users may have been deleted while the cluster was away.
         loops.users.enqueue_all()
         for name in loops.share_consumers.list_names():
             loops.consumers.enqueue(name)
 
-    def _cluster_of(self, manifest: Manifest) -> str:
+    def _get_cluster(self, manifest: Mapping[str, Any]) -> str:
         kind, meta = manifest["kind"], manifest["metadata"]
         if kind == "QueueCluster":
             return str(meta["name"])
         if kind in OF_CLUSTER:
             return str(manifest["spec"]["cluster"])
         if kind == "ShareConsumer":
-            group = self.store.get("ShareGroup", meta["namespace"], manifest["spec"]["shareGroup"])
+            group = self.store.get(ShareGroup, meta["namespace"], manifest["spec"]["shareGroup"])
             return str(group["spec"]["cluster"]) if group else ""
         return str(meta.get("labels", {}).get(names.CLUSTER_LABEL, ""))
 
-    def _consumers_of(self, namespace: str, field: str, name: str) -> list[Manifest]:
+    def _list_consumers(
+        self, namespace: str, field: Literal["shareGroup", "user"], name: str
+    ) -> list[ShareConsumer]:
         """Return the ShareConsumers that name this group or user."""
         return [
             o
-            for o in self.store.all("ShareConsumer")
+            for o in self.store.iterate(ShareConsumer)
             if o["metadata"]["namespace"] == namespace and o["spec"].get(field) == name
         ]
 
     def _is_used(self, key: ClusterKey) -> bool:
-        return self.store.get("QueueCluster", *key) is not None or any(
+        return self.store.get_cluster(*key) is not None or any(
             self.store.has_any(kind, *key) for kind in OF_CLUSTER
         )
 
-    async def _report_orphans(self, wanted: list[str]) -> float | None:
+    async def _report_orphans(self, full_names: list[str]) -> float | None:
         """Write the status of ShareConsumers whose ShareGroup does not exist."""
-        statuses, refused = Statuses(self._kube, self.store), None
-        for full_name in wanted:
-            consumer = self.store.get("ShareConsumer", *full_name.split("/"))
-            if consumer is None or self._cluster_of(consumer):
+        statuses, refused = StatusWriter(self._kube, self.store), None
+        for full_name in full_names:
+            consumer = self.store.get(ShareConsumer, *full_name.split("/"))
+            if consumer is None or self._get_cluster(consumer):
                 continue
             group = consumer["spec"]["shareGroup"]
             text = f"ShareGroup {group!r} does not exist in this namespace."
             try:
-                await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
+                await statuses.write(consumer, Verdict.make_waiting("ShareGroupNotFound", text))
             except KubeError as error:
                 refused = error
         if refused is not None:
@@ -437,31 +470,35 @@ class Operator:
 
     # -- the loops of a cluster
 
-    def _access(self, key: ClusterKey) -> tuple[str, dict[int, str], dict[str, str]]:
+    def _get_access(self, key: ClusterKey) -> tuple[str, dict[int, str], dict[str, str]]:
         """Return how to reach the brokers of a cluster as far as it is known. Its own loop corrects
         that; the other loops must not fail in the meantime."""
         namespace, name = key
-        cluster = self.store.get("QueueCluster", *key)
+        cluster = self.store.get_cluster(*key)
         if cluster is None:
-            return f"{names.bootstrap(name)}.{namespace}.svc:{cluster_model.PORT}", {}, {}
-        stateful_set = self.store.get("StatefulSet", namespace, names.stateful_set(name))
-        stage = security.stage(cluster, stateful_set)
-        resolved = security.resolved(cluster, stage)
-        own = self.store.get("Secret", namespace, security.operator_tls(name))
-        client = security.client_of_secret(own) if own and stage.is_used else {}
-        return cluster_model.bootstrap_servers(resolved), {}, client
+            return (
+                f"{names.format_bootstrap_service(name)}.{namespace}.svc:{cluster_model.PORT}",
+                {},
+                {},
+            )
+        stateful_set = self.store.get("StatefulSet", namespace, names.format_stateful_set(name))
+        stage = security.get_stage(cluster, stateful_set)
+        resolved = security.resolve(cluster, stage)
+        own = self.store.get("Secret", namespace, security.format_operator_secret(name))
+        client = security.parse_operator_client(own) if own and stage.is_used else {}
+        return cluster_model.get_bootstrap_servers(resolved), {}, client
 
     def _start(self, key: ClusterKey) -> ClusterLoops:
         namespace, name = key
-        cluster = self.store.get("QueueCluster", *key)
+        cluster = self.store.get_cluster(*key)
         if cluster is not None and external.is_external(cluster):
             ready = not external.needs_secrets(cluster)
-            brokers = Brokers(external.bootstrap_servers(cluster), has_credentials=ready)
+            brokers = Brokers(external.get_bootstrap_servers(cluster), has_credentials=ready)
         else:
-            brokers = Brokers(*self._access(key))
+            brokers = Brokers(*self._get_access(key))
         parts = (self._kube, self.store, brokers, namespace, name)
-        racks = Racks(*parts[:2], *key)
-        clusters = Clusters(
+        racks = RackReconciler(*parts[:2], *key)
+        clusters = QueueClusterReconciler(
             *parts,
             self._settings.broker_image,
             on_reachable=lambda: self._enqueue_all(key),
@@ -471,14 +508,20 @@ class Operator:
             racks=racks if self._settings.racks else None,
             routed=self._settings.routed,
         )
-        topics = topics_module.Topics(*parts)
+        topics = topics_module.QueueTopicReconciler(*parts)
         monitor = GroupMonitor(*parts)
         monitor.subscribe(lambda changed: self._enqueue_consumers(key, changed))
-        groups = Groups(*parts, monitor=monitor)
-        users = Users(*parts)
-        redrives, rebalances = Redrives(*parts), Rebalances(*parts)
-        consumers = Consumers(
-            *parts[:2], monitor, namespace, name, self._settings, on_signal=self._signals_changed
+        groups = ShareGroupReconciler(*parts, monitor=monitor)
+        users = QueueUserReconciler(*parts)
+        redrives, rebalances = RedriveReconciler(*parts), QueueRebalanceReconciler(*parts)
+        schedules = QueueScheduleReconciler(*parts)
+        consumers = ShareConsumerReconciler(
+            *parts[:2],
+            monitor,
+            namespace,
+            name,
+            self._settings,
+            on_signal=self._notify_signal_listeners,
         )
         loops = ClusterLoops(
             brokers,
@@ -502,6 +545,9 @@ class Operator:
             ReconcileLoop(
                 "QueueRebalance", rebalances.reconcile, rebalances.list_names, RESYNC_SECONDS
             ),
+            ReconcileLoop(
+                "QueueSchedule", schedules.reconcile, schedules.list_names, RESYNC_SECONDS
+            ),
             ReconcileLoop("Rack", racks.reconcile, racks.list_names, RESYNC_SECONDS),
         )
         self._loops[key] = loops
@@ -512,10 +558,10 @@ class Operator:
 
     def _enqueue_consumers(self, key: ClusterKey, groups: list[str]) -> None:
         """Enqueue the ShareConsumers of groups whose state is new."""
-        loops, wanted = self._loops.get(key), set(groups)
+        loops, group_names = self._loops.get(key), set(groups)
         if loops:
-            for name, group in loops.share_consumers.by_group():
-                if group in wanted:
+            for name, group in loops.share_consumers.list_consumer_groups():
+                if group in group_names:
                     loops.consumers.enqueue(name)
 
     def _retire(self, key: ClusterKey) -> None:
@@ -524,9 +570,10 @@ class Operator:
         task.add_done_callback(self._retiring.discard)
 
 
-def _matters(before: Manifest, after: Manifest) -> bool:
+def _is_relevant(before: Manifest, after: Manifest) -> bool:
     """Return whether a change is more than the operator's own status update."""
     if after["apiVersion"] != names.API_VERSION:
         return True
-    keys = ("uid", "generation", "deletionTimestamp", "annotations", "finalizers")
+    # Kueue's labels of a ShareConsumer are those of its workload.
+    keys = ("uid", "generation", "deletionTimestamp", "labels", "annotations", "finalizers")
     return any(before["metadata"].get(k) != after["metadata"].get(k) for k in keys)

@@ -13,22 +13,22 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal_operator import ca_renewal, certificates
-from shoal_operator.ca_renewal import Action, Authority, Loaded
-from shoal_operator.certificates import BadCertificate, KeyPair
-from shoal_operator.cluster.cert_manager import CertManager, Source
-from shoal_operator.conditions import is_ready
-from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.drift import has_drifted
-from shoal_operator.model import cert_manager, names, secret, security
+from shoal_operator.brokers.diagnostics import Diagnosis
+from shoal_operator.cluster.cert_manager import CertManager, SignedAuthority
+from shoal_operator.kube.conditions import is_ready
+from shoal_operator.kube.drift import has_drifted
+from shoal_operator.model import ca_renewal, cert_manager, certificates, names, secret, security
+from shoal_operator.model.ca_renewal import CertificateAuthority, LoadedCertificates, RenewalAction
+from shoal_operator.model.certificates import BadCertificate, KeyPair
 from shoal_operator.model.security import CLIENTS, CLUSTER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal_operator.kube import Kube
+    from shoal_operator.kube.kube import KubeClient
+    from shoal_operator.kube.store import Store
     from shoal_operator.model.names import Manifest
-    from shoal_operator.store import Store
+    from shoal_operator.model.queue_cluster import CertificateStatus, QueueCluster
 
 #: Annotations of an authority's Secret: when its phase began, and the request for a renewal that
 #: was handled last.
@@ -40,12 +40,12 @@ OWN_CERTIFICATE = f"{names.GROUP}/own-certificate"
 RENEW, REPLACE = f"{names.GROUP}/renew", f"{names.GROUP}/replace-lost-ca"
 
 
-class Issued(NamedTuple):
+class IssuedCertificates(NamedTuple):
     """What the brokers and the operator need. `status` describes the authorities."""
 
     cluster_ca: bytes
     operator: KeyPair
-    status: tuple[Manifest, ...]
+    status: tuple[CertificateStatus, ...]
     #: What a renewal waits for; None if none is under way.
     renewal: Diagnosis | None = None
     #: Why an issuer has no authority, while the previous one is in use.
@@ -61,80 +61,91 @@ class AuthorityLost(Exception):
         self.diagnosis, self.waits = Diagnosis(reason, message), waits
 
 
-class Authorities:
+class AuthorityReconciler:
     """Writes the Secrets of one QueueCluster."""
 
-    def __init__(self, kube: Kube, store: Store, namespace: str, name: str) -> None:
+    def __init__(self, kube: KubeClient, store: Store, namespace: str, name: str) -> None:
         self._kube, self._store = kube, store
         self._namespace, self._name = namespace, name
         self._cert_manager = CertManager(kube, store, namespace, name)
 
     def is_renewing(self) -> bool:
         """Return whether a renewal is under way, which needs what the brokers report."""
-        secrets = self._of_authorities()
-        found = [self._store.get("Secret", self._namespace, name) for name in secrets]
-        return any(one and one["metadata"].get("annotations", {}).get(BEGAN) for one in found)
+        secrets = self._list_secret_names()
+        manifests = [self._store.get("Secret", self._namespace, name) for name in secrets]
+        return any(
+            manifest and manifest["metadata"].get("annotations", {}).get(BEGAN)
+            for manifest in manifests
+        )
 
     async def reconcile(
         self,
-        cluster: Manifest,
+        cluster: QueueCluster,
         *,
         dns: Sequence[str],
         ips: Sequence[str],
-        loaded: Mapping[str, Mapping[int, Loaded] | None],
+        loaded: Mapping[str, Mapping[int, LoadedCertificates] | None],
         now: datetime.datetime,
-    ) -> Issued:
+    ) -> IssuedCertificates:
         """Bring the Secrets to the spec. Raises `AuthorityLost`, `KubeError`.
 
         `dns` and `ips` are the addresses of the brokers. `loaded` is what the brokers report, by
         kind of authority.
         """
         reasons, problem = [], None
-        found: dict[str, Authority] = {}
+        authorities: dict[str, CertificateAuthority] = {}
         for kind in security.KINDS:
-            source = await self._source(cluster, kind, now)
-            have = await self._authority(cluster, kind, source, now)
+            source = await self._find_signed_authority(cluster, kind, now)
+            have = await self._load_authority(cluster, kind, source, now)
             if isinstance(source, Diagnosis):
                 problem = Diagnosis(source.reason, f"The {kind} CA: {source.message}")
-            leaf = self._leaf_fingerprint() if kind == CLUSTER else ""
+            leaf = self._read_leaf_fingerprint() if kind == CLUSTER else ""
             have, why = await self._renew(cluster, kind, have, source, loaded.get(kind), leaf, now)
-            await self._apply(cluster, security.ca_cert(self._name, kind), {"ca.crt": have.shown})
-            found[kind] = have
+            await self._apply(
+                cluster,
+                security.format_ca_cert_secret(self._name, kind),
+                {"ca.crt": have.client_bundle},
+            )
+            authorities[kind] = have
             reasons += [f"The {kind} CA: {why}."] if why else []
-        operator = await self._leaves(cluster, found, dns, ips, now)
-        status = tuple(self._status(kind, have) for kind, have in found.items())
+        operator = await self._issue_leaves(cluster, authorities, dns, ips, now)
+        status = tuple(self._build_status(kind, have) for kind, have in authorities.items())
         renewal = Diagnosis("RenewingCertificates", " ".join(reasons)) if reasons else None
-        return Issued(found[CLUSTER].trusted, operator, status, renewal, problem)
+        return IssuedCertificates(
+            authorities[CLUSTER].trust_bundle, operator, status, renewal, problem
+        )
 
     # Authorities.
 
-    async def _source(
-        self, cluster: Manifest, kind: str, now: datetime.datetime
-    ) -> Source | Diagnosis | None:
+    async def _find_signed_authority(
+        self, cluster: QueueCluster, kind: str, now: datetime.datetime
+    ) -> SignedAuthority | Diagnosis | None:
         """Return the newest authority that an issuer has signed, why there is none, or None if no
         issuer signs it."""
-        ref = cert_manager.issuer(cluster, kind)
-        return await self._cert_manager.source(cluster, kind, ref, now) if ref else None
+        ref = cert_manager.get_issuer(cluster, kind)
+        return (
+            await self._cert_manager.find_signed_authority(cluster, kind, ref, now) if ref else None
+        )
 
-    async def _authority(
+    async def _load_authority(
         self,
-        cluster: Manifest,
+        cluster: QueueCluster,
         kind: str,
-        source: Source | Diagnosis | None,
+        source: SignedAuthority | Diagnosis | None,
         now: datetime.datetime,
-    ) -> Authority:
-        name = security.ca(self._name, kind)
-        found = await self._read(name)
-        if found is None:
-            if not security.settings(cluster, kind).generate:
+    ) -> CertificateAuthority:
+        name = security.format_ca_secret(self._name, kind)
+        manifest = await self._read(name)
+        if manifest is None:
+            if not security.get_settings(cluster, kind).generate:
                 raise AuthorityLost(
                     "CertificateAuthorityNotFound",
                     f"Secret {name!r} does not exist, and spec.{security.FIELDS[kind]}.generate is "
                     "false. Create it with your authority's ca.crt and ca.key.",
                 )
-            return await self._make(cluster, kind, source, now)
+            return await self._make_authority(cluster, kind, source, now)
         try:
-            have = parse_authority(found)
+            have = parse_authority(manifest)
             certificates.check_ca(have.current, now)
             if have.next is not None:
                 certificates.check_ca(have.next, now)
@@ -146,61 +157,62 @@ class Authorities:
             ) from None
         return have
 
-    async def _make(
+    async def _make_authority(
         self,
-        cluster: Manifest,
+        cluster: QueueCluster,
         kind: str,
-        source: Source | Diagnosis | None,
+        source: SignedAuthority | Diagnosis | None,
         now: datetime.datetime,
-    ) -> Authority:
-        known = security.known_fingerprint(cluster, kind)
+    ) -> CertificateAuthority:
+        known_fingerprint = security.get_known_fingerprint(cluster, kind)
         permitted = cluster["metadata"].get("annotations", {}).get(REPLACE)
-        signed = source if isinstance(source, Source) else None
+        signed = source if isinstance(source, SignedAuthority) else None
         # The Secret of cert-manager may have the lost one.
-        newest = certificates.fingerprint(signed.pair.certificate) if signed else ""
-        if known and known not in (permitted, newest):
+        newest = certificates.compute_fingerprint(signed.pair.certificate) if signed else ""
+        if known_fingerprint and known_fingerprint not in (permitted, newest):
             raise AuthorityLost(
                 "CertificateAuthorityLost",
-                f"Secret {security.ca(self._name, kind)!r} has disappeared. Restore it from a "
+                f"Secret {security.format_ca_secret(self._name, kind)!r} has disappeared. Restore "
+                "it from a "
                 "backup. If it is lost, every client has to get a new authority: permit that by "
-                f"the annotation {REPLACE}={known}.",
+                f"the annotation {REPLACE}={known_fingerprint}.",
             )
         if isinstance(source, Diagnosis):
             text = f"The {kind} CA: {source.message}"
             raise AuthorityLost(source.reason, text, waits=True)
         if source is None:
-            made = Authority(self._new_pair(cluster, kind, now))
+            authority = CertificateAuthority(self._make_pair(cluster, kind, now))
         else:
-            made = Authority(source.pair, chain=source.chain)
-        await self._write(cluster, kind, made)
-        return made
+            authority = CertificateAuthority(source.pair, chain=source.chain)
+        await self._write(cluster, kind, authority)
+        return authority
 
-    def _new_pair(self, cluster: Manifest, kind: str, now: datetime.datetime) -> KeyPair:
-        days = security.settings(cluster, kind).validity_days
+    def _make_pair(self, cluster: QueueCluster, kind: str, now: datetime.datetime) -> KeyPair:
+        days = security.get_settings(cluster, kind).validity_days
         return certificates.make_ca(f"{self._name}-{kind}-ca", now=now, validity_days=days)
 
     async def _renew(
         self,
-        cluster: Manifest,
+        cluster: QueueCluster,
         kind: str,
-        have: Authority,
-        source: Source | Diagnosis | None,
-        loaded: Mapping[int, Loaded] | None,
+        have: CertificateAuthority,
+        source: SignedAuthority | Diagnosis | None,
+        loaded: Mapping[int, LoadedCertificates] | None,
         leaf: str,
         now: datetime.datetime,
-    ) -> tuple[Authority, str]:
+    ) -> tuple[CertificateAuthority, str]:
         """Take the next step of a renewal; return what it waits for too."""
-        settings = security.settings(cluster, kind)
+        settings = security.get_settings(cluster, kind)
         if not settings.generate:
             return have, ""
-        signed = source if isinstance(source, Source) else None
+        signed = source if isinstance(source, SignedAuthority) else None
         # An issuer has its own time, and its own command that asks for a renewal.
         requested, successor = "", None
         if source is None:
             requested = cluster["metadata"].get("annotations", {}).get(RENEW, "")
         else:
-            successor = certificates.fingerprint(signed.pair.certificate) if signed else ""
-        step = ca_renewal.next_step(
+            successor = certificates.compute_fingerprint(signed.pair.certificate) if signed else ""
+        step = ca_renewal.choose_next_step(
             have,
             now=now,
             renewal=settings.renewal,
@@ -208,24 +220,26 @@ class Authorities:
             requested=requested,
             loaded=loaded,
             leaf=leaf,
-            unfetched=self._late_users(kind, have, now - settings.overlap) if have.phase else "",
+            unfetched=self._describe_late_users(kind, have, now - settings.overlap)
+            if have.phase
+            else "",
             successor=successor,
         )
-        if step.action is Action.KEEP:
+        if step.action is RenewalAction.KEEP:
             return have, step.why
-        made = None
-        if step.action is Action.TRUST_NEXT:
-            made = signed.pair if signed else self._new_pair(cluster, kind, now)
+        new_pair = None
+        if step.action is RenewalAction.TRUST_NEXT:
+            new_pair = signed.pair if signed else self._make_pair(cluster, kind, now)
         chain = signed.chain if signed else b"" if source is None else have.chain
-        changed = ca_renewal.after(
-            have, step.action, now=now, requested=requested, made=made, chain=chain
+        changed = ca_renewal.apply_action(
+            have, step.action, now=now, requested=requested, new_pair=new_pair, chain=chain
         )
         await self._write(cluster, kind, changed)
         text = f"The {kind} CA: {step.action.value}."
-        await self._kube.event(cluster, "CertificateAuthorityRenewal", text)
+        await self._kube.record_event(cluster, "CertificateAuthorityRenewal", text)
         return changed, "a phase has begun" if changed.phase else ""
 
-    async def _write(self, cluster: Manifest, kind: str, have: Authority) -> None:
+    async def _write(self, cluster: QueueCluster, kind: str, have: CertificateAuthority) -> None:
         nothing = KeyPair(b"", b"")
         following = have.next or nothing
         data = {
@@ -238,20 +252,22 @@ class Authorities:
         if have.chain:
             data["chain.crt"] = have.chain
         annotations = {BEGAN: have.began.isoformat() if have.began else "", HANDLED: have.handled}
-        await self._apply(cluster, security.ca(self._name, kind), data, annotations)
+        await self._apply(cluster, security.format_ca_secret(self._name, kind), data, annotations)
 
     @staticmethod
-    def _status(kind: str, have: Authority) -> Manifest:
+    def _build_status(kind: str, have: CertificateAuthority) -> CertificateStatus:
         return {
             "name": f"{kind}-ca",
-            "fingerprint": certificates.fingerprint(have.current.certificate),
-            "notAfter": certificates.not_after(have.current.certificate),
+            "fingerprint": certificates.compute_fingerprint(have.current.certificate),
+            "notAfter": certificates.format_not_after(have.current.certificate),
             "phase": have.phase,
         }
 
     # Certificates.
 
-    def _late_users(self, kind: str, have: Authority, since: datetime.datetime) -> str:
+    def _describe_late_users(
+        self, kind: str, have: CertificateAuthority, since: datetime.datetime
+    ) -> str:
         """Return which QueueUsers' Secrets a renewal waits for; empty if there are none.
 
         A QueueUser that is not ready has no part in it: its condition says what it lacks, and it
@@ -262,58 +278,63 @@ class Authorities:
         since `since`, because the kubelet updates mounted Secrets late.
         """
         late = []
-        for found in self._store.all("Secret"):
-            meta = found["metadata"]
+        for manifest in self._store.iterate("Secret"):
+            meta = manifest["metadata"]
             user = meta.get("labels", {}).get(names.USER_LABEL)
             of_cluster = meta.get("labels", {}).get(names.CLUSTER_LABEL) == self._name
             if meta["namespace"] != self._namespace or not user or not of_cluster:
                 continue
             if not is_ready(self._store.get("QueueUser", self._namespace, user) or {}):
                 continue
-            data = secret.data_of(found)
+            data = secret.decode_data(manifest)
             if kind == CLUSTER:
                 # Clients of a listener with its own certificate do not trust the cluster's CA.
                 is_own = OWN_CERTIFICATE in meta.get("annotations", {})
-                is_late = not is_own and data.get("ca.crt") != have.shown
+                is_late = not is_own and data.get("ca.crt") != have.client_bundle
             elif have.old and (pem := data.get("user.crt")):
                 is_late = (
                     not certificates.is_signed_by(pem, have.current.certificate)
-                    or certificates.issued(pem) > since
+                    or certificates.get_issue_time(pem) > since
                 )
             else:
                 is_late = False
             late += [user] if is_late else []
         if not late:
             return ""
-        others = f" and {len(late) - 3} more" if len(late) > 3 else ""
-        return f"QueueUsers {', '.join(sorted(late)[:3])}{others} get new certificates"
+        suffix = f" and {len(late) - 3} more" if len(late) > 3 else ""
+        return f"QueueUsers {', '.join(sorted(late)[:3])}{suffix} get new certificates"
 
-    def _leaf_fingerprint(self) -> str:
+    def _read_leaf_fingerprint(self) -> str:
         """Return the fingerprint of the certificate that brokers are to show; empty without one."""
-        found = self._store.get("Secret", self._namespace, security.broker_tls(self._name))
-        pem = secret.data_of(found).get("broker.crt", b"") if found else b""
+        manifest = self._store.get(
+            "Secret", self._namespace, security.format_broker_secret(self._name)
+        )
+        pem = secret.decode_data(manifest).get("broker.crt", b"") if manifest else b""
         try:
-            return certificates.fingerprint(pem) if pem else ""
+            return certificates.compute_fingerprint(pem) if pem else ""
         except BadCertificate:
-            return "unreadable"  # No broker shows it, and `_leaves` writes another one.
+            return "unreadable"  # No broker shows it, and `_issue_leaves` writes another one.
 
-    async def _leaves(
+    async def _issue_leaves(
         self,
-        cluster: Manifest,
-        found: Mapping[str, Authority],
+        cluster: QueueCluster,
+        authorities: Mapping[str, CertificateAuthority],
         dns: Sequence[str],
         ips: Sequence[str],
         now: datetime.datetime,
     ) -> KeyPair:
         """Write the certificates of the brokers and the operator; return the operator's."""
-        authority = found[CLUSTER]
-        renewal = security.settings(cluster, CLUSTER).renewal
-        days = security.settings(cluster, CLUSTER).validity_days
+        authority = authorities[CLUSTER]
+        renewal = security.get_settings(cluster, CLUSTER).renewal
+        days = security.get_settings(cluster, CLUSTER).validity_days
 
-        async def leaf(name: str, crt: str, key: str, **wanted: Any) -> KeyPair:
-            have = secret.data_of(await self._read(name) or {})
+        async def issue_leaf(name: str, crt: str, key: str, **alternative_names: Any) -> KeyPair:
+            have = secret.decode_data(await self._read(name) or {})
             pair = KeyPair(have.get(crt, b""), have.get(key, b""))
-            names_wanted = set(wanted.get("dns", ())), set(wanted.get("ips", ()))
+            names_wanted = (
+                set(alternative_names.get("dns", ())),
+                set(alternative_names.get("ips", ())),
+            )
             if _is_good(pair, authority.current, names_wanted, now, renewal):
                 return pair
             organization = certificates.ORGANIZATION
@@ -322,20 +343,20 @@ class Authorities:
                 now=now,
                 validity_days=days,
                 organization=organization,
-                **wanted,
+                **alternative_names,
             )
 
-        broker = await leaf(
-            security.broker_tls(self._name),
+        broker = await issue_leaf(
+            security.format_broker_secret(self._name),
             "broker.crt",
             "broker.key",
-            common_name=security.broker_name(self._name),
+            common_name=security.format_broker_name(self._name),
             dns=dns,
             ips=ips,
             server=True,
         )
-        operator = await leaf(
-            security.operator_tls(self._name),
+        operator = await issue_leaf(
+            security.format_operator_secret(self._name),
             "tls.crt",
             "tls.key",
             common_name=security.OPERATOR,
@@ -343,63 +364,63 @@ class Authorities:
         data = {
             # Brokers read the key and the certificate from one file, so that they always match.
             # Clients may trust only the root of an authority that an issuer has signed.
-            "broker.pem": broker.key + broker.certificate + _intermediates(authority),
+            "broker.pem": broker.key + broker.certificate + _get_intermediates(authority),
             "broker.crt": broker.certificate,
             "broker.key": broker.key,
-            "cluster-ca.crt": found[CLUSTER].trusted,
-            "clients-ca.crt": found[CLIENTS].trusted,
+            "cluster-ca.crt": authorities[CLUSTER].trust_bundle,
+            "clients-ca.crt": authorities[CLIENTS].trust_bundle,
         }
-        await self._apply(cluster, security.broker_tls(self._name), data, owned=True)
+        await self._apply(cluster, security.format_broker_secret(self._name), data, owned=True)
         data = {
             "tls.crt": operator.certificate,
             "tls.key": operator.key,
-            "ca.crt": found[CLUSTER].trusted,
+            "ca.crt": authorities[CLUSTER].trust_bundle,
         }
-        await self._apply(cluster, security.operator_tls(self._name), data, owned=True)
+        await self._apply(cluster, security.format_operator_secret(self._name), data, owned=True)
         return operator
 
     # Secrets.
 
-    def _of_authorities(self) -> list[str]:
-        return [security.ca(self._name, kind) for kind in security.KINDS]
+    def _list_secret_names(self) -> list[str]:
+        return [security.format_ca_secret(self._name, kind) for kind in security.KINDS]
 
     async def _read(self, name: str) -> Manifest | None:
         """Return a Secret; those of users have not the labels of the watched ones."""
-        found = self._store.get("Secret", self._namespace, name)
-        return found or await self._kube.get("v1", "Secret", name, self._namespace)
+        manifest = self._store.get("Secret", self._namespace, name)
+        return manifest or await self._kube.get("v1", "Secret", name, self._namespace)
 
     async def _apply(
         self,
-        cluster: Manifest,
+        cluster: QueueCluster,
         name: str,
         data: Mapping[str, bytes],
         annotations: Mapping[str, str] | None = None,
         *,
         owned: bool = False,
     ) -> None:
-        want = secret.manifest(
+        want = secret.build_manifest(
             self._namespace,
             name,
-            names.labels(self._name, "security"),
-            secret.encoded(data),
+            names.build_labels(self._name, "security"),
+            secret.encode_data(data),
             owner=cluster if owned else None,
             annotations=annotations,
         )
         have = self._store.get("Secret", self._namespace, name)
         if have is None or has_drifted(want, have) or have.get("data") != want["data"]:
             # The Secret of an authority may come from the user, or from a backup.
-            self._store.put(await self._kube.apply(want, adopt=name in self._of_authorities()))
+            self._store.put(await self._kube.apply(want, adopt=name in self._list_secret_names()))
 
 
-def parse_authority(found: Manifest) -> Authority:
+def parse_authority(manifest: Manifest) -> CertificateAuthority:
     """Return the authority in a Secret. Raises `BadCertificate`."""
-    data, notes = secret.data_of(found), found["metadata"].get("annotations", {})
+    data, notes = secret.decode_data(manifest), manifest["metadata"].get("annotations", {})
     for key in ("ca.crt", "ca.key"):
         if not data.get(key):
             raise BadCertificate(f"it has no {key}")
     following = KeyPair(data.get("next.crt", b""), data.get("next.key", b""))
     began = notes.get(BEGAN)
-    return Authority(
+    return CertificateAuthority(
         KeyPair(data["ca.crt"], data["ca.key"]),
         following if following.certificate else None,
         data.get("old.crt", b""),
@@ -409,7 +430,7 @@ def parse_authority(found: Manifest) -> Authority:
     )
 
 
-def _intermediates(authority: Authority) -> bytes:
+def _get_intermediates(authority: CertificateAuthority) -> bytes:
     """Return what is between a certificate and the root, if the authority is not the root."""
     return certificates.without_roots(authority.current.certificate + authority.chain)
 
@@ -423,4 +444,4 @@ def _is_good(
 ) -> bool:
     """Return whether a certificate may stay in use."""
     may_stay = certificates.may_stay(pair, authority.certificate, now, renewal)
-    return may_stay and certificates.names_of(pair.certificate) == names_wanted
+    return may_stay and certificates.get_alternative_names(pair.certificate) == names_wanted

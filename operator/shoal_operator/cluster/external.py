@@ -5,29 +5,29 @@ The operator creates nothing for it and changes nothing in its brokers' configs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.client.errors import ClientError, SecurityError
 
-from shoal_operator.certificates import BadCertificate
-from shoal_operator.conditions import Verdict
+from shoal_operator.kube.conditions import Verdict
+from shoal_operator.kube.statuses import StatusWriter
 from shoal_operator.model import external as model
 from shoal_operator.model import secret
-from shoal_operator.statuses import Statuses
+from shoal_operator.model.certificates import BadCertificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal_operator.broker_states import ExternalState
-    from shoal_operator.brokers import Brokers
-    from shoal_operator.kube import Kube
-    from shoal_operator.model.names import Manifest
-    from shoal_operator.store import Store
+    from shoal_operator.brokers.broker_states import ExternalState
+    from shoal_operator.brokers.calls import Brokers
+    from shoal_operator.kube.kube import KubeClient
+    from shoal_operator.kube.store import Store
+    from shoal_operator.model.queue_cluster import QueueCluster, QueueClusterStatus
 
 #: The feature that share groups need (KIP-932).
 SHARE_VERSION = "share.version"
 #: The first levels of `metadata.version` of Apache Kafka's releases, and the first unknown one.
-_RELEASES = {22: "4.0", 26: "4.1", 28: "4.2", 30: "4.3", 31: "later than 4.3"}
+_RELEASES = {22: "4.0", 26: "4.1", 28: "4.2", 30: "4.3", 31: "4.4", 34: "later than 4.4"}
 #: Seconds between passes of a cluster that is ready, and of any other one.
 STEADY_SECONDS, RETRY_SECONDS = 30.0, 5.0
 #: What Apache Kafka does not have, for the message of `Ready`.
@@ -37,28 +37,28 @@ LIMITS = (
 )
 
 
-def verdict(state: ExternalState) -> Verdict:
+def decide_verdict(state: ExternalState) -> Verdict:
     """Return the verdict on an external cluster whose brokers answer. Pure."""
     if state.features.get(SHARE_VERSION, 0) < 1:
-        return Verdict.refused(
+        return Verdict.make_refused(
             "ShareGroupsDisabled",
             "The brokers have no share groups: the feature share.version is not 1. Run Apache "
             "Kafka 4.2 or later, and finalize the feature: `kafka-features.sh upgrade --feature "
             "share.version=1`.",
         )
     if not state.reports_lag:
-        return Verdict.refused(
+        return Verdict.make_refused(
             "LagNotReported",
             "The brokers do not report the lag of share groups, by which consumers scale "
             "(KIP-1226). Upgrade to Apache Kafka 4.2 or later.",
         )
     count = f"{state.brokers} broker{'s' * (state.brokers != 1)} run"
-    return Verdict.fine(
+    return Verdict.make_reconciled(
         f"{count} outside of the operator. {'' if state.is_shoal else LIMITS}".rstrip()
     )
 
 
-def release(features: Mapping[str, int]) -> str:
+def find_release(features: Mapping[str, int]) -> str:
     """Return the release of Apache Kafka whose metadata version is finalized, empty for old ones.
 
     Brokers do not report their own version.
@@ -69,42 +69,42 @@ def release(features: Mapping[str, int]) -> str:
     )[1]
 
 
-class ExternalCluster:
+class ExternalClusterReconciler:
     """The reconciler of one external QueueCluster.
 
     `on_reachable` is called when its brokers begin to answer.
     """
 
     def __init__(
-        self, kube: Kube, store: Store, brokers: Brokers, on_reachable: Callable[[], None]
+        self, kube: KubeClient, store: Store, brokers: Brokers, on_reachable: Callable[[], None]
     ) -> None:
         self._kube, self._brokers = kube, brokers
-        self._statuses = Statuses(kube, store)
+        self._statuses = StatusWriter(kube, store)
         self._on_reachable, self._reachable = on_reachable, False
 
-    async def reconcile(self, cluster: Manifest) -> float:
+    async def reconcile(self, cluster: QueueCluster) -> float:
         """Connect to the brokers and report; return seconds until the next pass."""
-        servers = model.bootstrap_servers(cluster)
-        fields: dict[str, Any] = {"bootstrapServers": servers}
+        servers = model.get_bootstrap_servers(cluster)
+        fields: QueueClusterStatus = {"bootstrapServers": servers}
         if cluster["spec"].get("paused"):
             paused = Verdict(False, "Paused", "spec.paused is true.", paused=True)
             await self._statuses.write(cluster, paused, fields)
             return STEADY_SECONDS
         try:
-            properties = await self._properties(cluster)
-        except _Unusable as error:
+            properties = await self._build_properties(cluster)
+        except _UnusableCredentials as error:
             self._reachable = False
             await self._statuses.write(cluster, error.verdict, fields)
-            return STEADY_SECONDS if error.verdict.stalled else RETRY_SECONDS
+            return STEADY_SECONDS if error.verdict.is_stalled else RETRY_SECONDS
         await self._brokers.set_addresses(servers, {})
         self._brokers.set_client(properties)
         try:
-            state = await self._brokers.external_state()
+            state = await self._brokers.describe_external_cluster()
         except (ClientError, ValueError) as error:
             self._reachable = False
-            await self._statuses.write(cluster, _unreachable(servers, error), fields)
+            await self._statuses.write(cluster, _make_unreachable_verdict(servers, error), fields)
             return RETRY_SECONDS
-        found = verdict(state)
+        found = decide_verdict(state)
         if found.ready and not self._reachable:
             self._reachable = True
             self._on_reachable()
@@ -113,41 +113,44 @@ class ExternalCluster:
             "controllerId": state.controller_id,
             "brokersReady": f"{state.brokers}/{state.brokers}",
             "features": dict(sorted(state.features.items())),
-            "version": "Shoal" if state.is_shoal else release(state.features),
+            "version": "Shoal" if state.is_shoal else find_release(state.features),
         }
         await self._statuses.write(cluster, found, fields)
         return STEADY_SECONDS
 
-    async def _properties(self, cluster: Manifest) -> dict[str, str]:
-        """Return the client properties of the cluster's Secrets. Raises `_Unusable`."""
-        name, (trusted, key) = model.credentials_secret(cluster), model.trust_secret(cluster)
-        credentials = await self._secret(cluster, name) if name else None
+    async def _build_properties(self, cluster: QueueCluster) -> dict[str, str]:
+        """Return the client properties of the cluster's Secrets. Raises `_UnusableCredentials`."""
+        name, (trusted, key) = (
+            model.get_credentials_secret(cluster),
+            model.get_trust_secret(cluster),
+        )
+        credentials = await self._read_secret(cluster, name) if name else None
         authorities = None
         if trusted:
-            authorities = (await self._secret(cluster, trusted)).get(key)
+            authorities = (await self._read_secret(cluster, trusted)).get(key)
             if not authorities:
                 text = f"Secret {trusted!r} of spec.external.trust has no key {key!r}."
-                raise _Unusable(Verdict.refused("CredentialsInvalid", text))
+                raise _UnusableCredentials(Verdict.make_refused("CredentialsInvalid", text))
         try:
-            return model.client_properties(credentials, authorities)
+            return model.build_client_properties(credentials, authorities)
         except model.BadCredentials as error:
             text = f"Secret {name!r} of spec.external.credentials cannot be used: {error}."
-            raise _Unusable(Verdict.refused("CredentialsInvalid", text)) from None
+            raise _UnusableCredentials(Verdict.make_refused("CredentialsInvalid", text)) from None
 
-    async def _secret(self, cluster: Manifest, name: str) -> dict[str, bytes]:
+    async def _read_secret(self, cluster: QueueCluster, name: str) -> dict[str, bytes]:
         # The operator watches its own Secrets only.
-        found = await self._kube.get("v1", "Secret", name, cluster["metadata"]["namespace"])
-        if found is None:
+        manifest = await self._kube.get("v1", "Secret", name, cluster["metadata"]["namespace"])
+        if manifest is None:
             text = f"Secret {name!r} of spec.external does not exist in this namespace."
-            raise _Unusable(Verdict.waiting("CredentialsNotFound", text))
+            raise _UnusableCredentials(Verdict.make_waiting("CredentialsNotFound", text))
         try:
-            return secret.data_of(found)
+            return secret.decode_data(manifest)
         except BadCertificate as error:
             text = f"Secret {name!r} of spec.external cannot be used: {error}."
-            raise _Unusable(Verdict.refused("CredentialsInvalid", text)) from None
+            raise _UnusableCredentials(Verdict.make_refused("CredentialsInvalid", text)) from None
 
 
-class _Unusable(Exception):
+class _UnusableCredentials(Exception):
     """The cluster's Secrets give no credentials."""
 
     def __init__(self, verdict: Verdict) -> None:
@@ -155,8 +158,8 @@ class _Unusable(Exception):
         self.verdict = verdict
 
 
-def _unreachable(servers: str, error: Exception) -> Verdict:
+def _make_unreachable_verdict(servers: str, error: Exception) -> Verdict:
     if isinstance(error, SecurityError):
         text = f"The brokers at {servers} refused the connection or the login: {error}."
-        return Verdict.blocked("LoginFailed", text)
-    return Verdict.blocked("BrokersUnreachable", f"No broker answered at {servers}: {error}.")
+        return Verdict.make_blocked("LoginFailed", text)
+    return Verdict.make_blocked("BrokersUnreachable", f"No broker answered at {servers}: {error}.")

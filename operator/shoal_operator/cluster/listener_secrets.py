@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal_operator import certificates
-from shoal_operator.certificates import BadCertificate, KeyPair
-from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.model import names, secret, security
+from shoal_operator.brokers.diagnostics import Diagnosis
+from shoal_operator.model import certificates, names, secret, security
+from shoal_operator.model.certificates import BadCertificate, KeyPair
 
 if TYPE_CHECKING:
-    from shoal_operator.kube import Kube
-    from shoal_operator.model.names import Manifest
-    from shoal_operator.store import Store
+    from shoal_operator.kube.kube import KubeClient
+    from shoal_operator.kube.store import Store
+    from shoal_operator.model.queue_cluster import QueueCluster
 
 
 class NoListenerCertificate(Exception):
@@ -28,60 +27,63 @@ class NoListenerCertificate(Exception):
         self.diagnosis = diagnosis
 
 
-class ListenerSecrets:
+class ListenerSecretReconciler:
     """Writes the Secret with the users' certificates of one QueueCluster."""
 
-    def __init__(self, kube: Kube, store: Store, namespace: str, name: str) -> None:
+    def __init__(self, kube: KubeClient, store: Store, namespace: str, name: str) -> None:
         self._kube, self._store = kube, store
         self._namespace, self._name = namespace, name
-        #: A certificate that cannot be used, so that the previous one stays.
-        self.problem: Diagnosis | None = None
 
-    async def reconcile(self, cluster: Manifest) -> None:
+    async def reconcile(self, cluster: QueueCluster) -> Diagnosis | None:
         """Copy the certificates from the users' Secrets.
 
-        Raises `NoListenerCertificate` if a listener has none yet, and `KubeError`.
+        Returns why one cannot be used, so that the previous one stays. Raises
+        `NoListenerCertificate` if a listener has none yet, and `KubeError`.
         """
-        self.problem = None
-        wanted = security.own_certificates(cluster)
-        if not wanted:
-            return
-        have = self._store.get("Secret", self._namespace, security.listener_tls(self._name)) or {}
+        secret_names = security.get_user_certificates(cluster)
+        if not secret_names:
+            return None
+        have = (
+            self._store.get("Secret", self._namespace, security.format_listener_secret(self._name))
+            or {}
+        )
         before = have.get("data", {})
         data: dict[str, str] = {}
-        for listener, name in wanted.items():
+        problem = None
+        for listener, name in secret_names.items():
             key = f"{listener}.pem"
             try:
-                data |= secret.encoded({key: await self._read(name)})
+                data |= secret.encode_data({key: await self._read(name)})
             except BadCertificate as error:
                 text = (
                     f"The certificate of listener {listener!r} cannot be used: Secret {name!r} "
                     f"{error}. Correct the Secret; it needs tls.crt and tls.key."
                 )
-                self.problem = Diagnosis("ListenerCertificateInvalid", text)
+                problem = Diagnosis("ListenerCertificateInvalid", text)
                 if key not in before:
-                    raise NoListenerCertificate(self.problem) from None
+                    raise NoListenerCertificate(problem) from None
                 data[key] = before[key]
         if data != before:
-            want = secret.manifest(
+            want = secret.build_manifest(
                 self._namespace,
-                security.listener_tls(self._name),
-                names.labels(self._name, "security"),
+                security.format_listener_secret(self._name),
+                names.build_labels(self._name, "security"),
                 data,
                 owner=cluster,
             )
             self._store.put(await self._kube.apply(want))
+        return problem
 
     async def _read(self, name: str) -> bytes:
         """Return key and certificates of a user's Secret. Raises `BadCertificate`, `KubeError`."""
-        found = await self._kube.get("v1", "Secret", name, self._namespace)
-        if found is None:
+        manifest = await self._kube.get("v1", "Secret", name, self._namespace)
+        if manifest is None:
             raise BadCertificate("does not exist")
         for key in ("tls.crt", "tls.key"):
-            if not found.get("data", {}).get(key):
+            if not manifest.get("data", {}).get(key):
                 raise BadCertificate(f"has no {key}")
         try:
-            data = secret.data_of(found)
+            data = secret.decode_data(manifest)
             pair = KeyPair(data["tls.crt"], data["tls.key"])
             certificates.check_pair(pair)
         except BadCertificate as error:

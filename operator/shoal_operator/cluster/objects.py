@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal_operator import pods
-from shoal_operator.cluster.routes import Routes
-from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.drift import APPLIED, REVERTED, has_drifted, marked
-from shoal_operator.kube import Kube, KubeError
+from shoal_operator.brokers import pods
+from shoal_operator.brokers.diagnostics import Diagnosis
+from shoal_operator.cluster.routes import RouteReconciler
+from shoal_operator.kube.drift import APPLIED, REVERTED, has_drifted, with_digest
+from shoal_operator.kube.kube import KubeClient, KubeError
 from shoal_operator.model import cluster as model
 from shoal_operator.model import listeners, names, node_pools, storage
-from shoal_operator.quantities import size_bytes
+from shoal_operator.model.quantities import parse_size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal_operator.cluster.observation import Observer
+    from shoal_operator.cluster.observation import ClusterObserver
+    from shoal_operator.kube.store import Store
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.node_pools import NodePool
-    from shoal_operator.store import Store
+    from shoal_operator.model.queue_cluster import QueueCluster
+
+
+class AppliedObjects(NamedTuple):
+    """What became of the objects of a QueueCluster."""
+
+    #: The names of external Services without an address. Nothing else was applied then.
+    pending: Sequence[str] = ()
+    #: A volume that the API server refuses to grow.
+    not_grown: Diagnosis | None = None
+    #: A volume that does not get its VolumeAttributesClass.
+    not_modified: Diagnosis | None = None
+    #: Why clients outside do not reach a listener behind a proxy.
+    not_routed: Diagnosis | None = None
 
 
 class ClusterObjects:
@@ -28,9 +42,9 @@ class ClusterObjects:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeClient,
         store: Store,
-        observer: Observer,
+        observer: ClusterObserver,
         image: str,
         pull_policy: str,
         operator_namespace: str = "",
@@ -43,25 +57,21 @@ class ClusterObjects:
         self._operator_namespace, self._openshift = operator_namespace, openshift
         #: Digest of the manifest and the resourceVersion of its last apply, by kind and name.
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
-        #: A volume that the API server refuses to grow.
-        self.not_grown: Diagnosis | None = None
-        self._routes = Routes(kube, routed)
-        #: Why clients outside do not reach a listener behind a proxy.
-        self.not_routed: Diagnosis | None = None
+        self._routes = RouteReconciler(kube, routed)
 
-    async def apply(self, cluster: Manifest) -> list[str]:
+    async def apply(self, cluster: QueueCluster) -> AppliedObjects:
         """Apply all objects and delete those that are no longer wanted. Raises `KubeError`.
 
-        Returns the names of external Services without an address: brokers advertise it, so that
-        nothing but the Services is applied before all have one.
+        Brokers advertise the addresses of external Services, so nothing but the Services is applied
+        before all have one.
         """
-        for want in model.service_manifests(cluster):
+        for want in model.build_service_manifests(cluster):
             await self._apply(cluster, want)
-        services = self._observer.services(cluster)
-        pending = listeners.pending(cluster, services)
+        services = self._observer.get_services(cluster)
+        pending = listeners.list_pending(cluster, services)
         if pending:
-            return pending
-        wanted = model.manifests(
+            return AppliedObjects(pending)
+        manifests = model.build_manifests(
             cluster,
             self._image,
             services,
@@ -69,64 +79,79 @@ class ClusterObjects:
             self._operator_namespace,
             openshift=self._openshift,
         )
-        self.not_grown = None
-        for want in wanted:
+        not_grown = not_modified = None
+        for want in manifests:
+            if want["kind"] == "StatefulSet":
+                want, *problems = await self._change_claims(cluster, want)
+                not_grown, not_modified = problems[0] or not_grown, problems[1] or not_modified
             await self._apply(cluster, want)
-        keys = {(w["kind"], w["metadata"]["name"]) for w in wanted}
+        keys = {(w["kind"], w["metadata"]["name"]) for w in manifests}
         for kind in ("Service", "NetworkPolicy"):
-            for have in self._observer.owned(cluster, kind):
+            for have in self._observer.list_owned(cluster, kind):
                 if (kind, have["metadata"]["name"]) not in keys:
                     await self._kube.delete(have)
                     self._store.drop(have)
-        pools = {pool.stateful_set for pool in node_pools.of(cluster)}
-        for have in self._observer.owned(cluster, "StatefulSet"):
+        pools = {pool.stateful_set for pool in node_pools.list_pools(cluster)}
+        for have in self._observer.list_owned(cluster, "StatefulSet"):
             if have["metadata"]["name"] not in pools:
                 # Its pool was removed when it had no pods. The volume claims stay.
                 await self._kube.delete(have, orphan=True)
                 self._store.drop(have)
-        self.not_routed = await self._routes.reconcile(cluster)
-        return []
+        not_routed = await self._routes.reconcile(cluster)
+        return AppliedObjects((), not_grown, not_modified, not_routed)
 
-    async def _apply(self, cluster: Manifest, want: Manifest) -> None:
+    async def _apply(self, cluster: QueueCluster, want: Manifest) -> None:
         meta = want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
-        if want["kind"] == "StatefulSet" and have:
-            # Claim templates are immutable, so the claims themselves are changed.
-            (pool,) = [p for p in node_pools.of(cluster) if p.stateful_set == meta["name"]]
-            if templates := have["spec"].get("volumeClaimTemplates"):
-                await self._create_claims(cluster, pool, templates)
-                await self._resize_claims(cluster, pool)
-                await self._label_claims(cluster, pool, templates)
-                kept = {"volumeClaimTemplates": templates}
-                want = {**want, "spec": {**want["spec"], **kept}}
-        want = marked(want)
+        want = with_digest(want)
         digest = want["metadata"]["annotations"][APPLIED]
         key = (want["kind"], meta["name"])
         version = have["metadata"]["resourceVersion"] if have else ""
         if have and (not has_drifted(want, have) or self._applied.get(key) == (digest, version)):
             return
-        made = await self._kube.apply(want)
+        applied = await self._kube.apply(want)
         if have and have["metadata"].get("annotations", {}).get(APPLIED) == digest:
             text = f"Somebody else had changed {want['kind']} {meta['name']}."
             # A webhook may change it each time.
-            await self._kube.event(cluster, REVERTED, text, once=f"{key} {digest}")
-        self._applied[key] = (digest, made["metadata"]["resourceVersion"])
-        self._store.put(made)
+            await self._kube.record_event(cluster, REVERTED, text, once=f"{key} {digest}")
+        self._applied[key] = (digest, applied["metadata"]["resourceVersion"])
+        self._store.put(applied)
+
+    async def _change_claims(
+        self, cluster: QueueCluster, want: Manifest
+    ) -> tuple[Manifest, Diagnosis | None, Diagnosis | None]:
+        """Bring the volume claims of a StatefulSet to the spec: claim templates are immutable.
+
+        Returns the StatefulSet with the templates that it has, and why volumes do not grow or are
+        not modified.
+        """
+        meta = want["metadata"]
+        have = self._store.get("StatefulSet", meta["namespace"], meta["name"])
+        templates = have["spec"].get("volumeClaimTemplates") if have else None
+        if not templates:
+            return want, None, None
+        (pool,) = [p for p in node_pools.list_pools(cluster) if p.stateful_set == meta["name"]]
+        await self._create_claims(cluster, pool, templates)
+        not_grown = await self._resize_claims(cluster, pool)
+        not_modified = await self._modify_claims(cluster, pool)
+        await self._label_claims(cluster, pool, templates)
+        spec = {**want["spec"], "volumeClaimTemplates": templates}
+        return {**want, "spec": spec}, not_grown, not_modified
 
     async def _label_claims(
-        self, cluster: Manifest, pool: NodePool, templates: Sequence[Manifest]
+        self, cluster: QueueCluster, pool: NodePool, templates: Sequence[Manifest]
     ) -> None:
         """Give the volume claims of a pool the labels and annotations of the spec.
 
         `templates` are the claim templates, whose labels and annotations new claims have.
         """
-        wanted = model.claim_metadata(node_pools.view(cluster, pool), pool)
-        for claim in self._observer.claims(cluster, pool):
+        metadata = model.build_claim_metadata(node_pools.make_view(cluster, pool), pool)
+        for claim in self._observer.list_claims(cluster, pool):
             identity = {key: claim["metadata"][key] for key in ("name", "namespace")}
             want = {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
-                "metadata": {**identity, **wanted},
+                "metadata": {**identity, **metadata},
             }
             # The controller that created the claim owns these, so that apply does not remove them.
             stale = {
@@ -134,12 +159,13 @@ class ClusterObjects:
                     key: None
                     for template in templates
                     for key in template["metadata"].get(field, {})
-                    if key not in wanted.get(field, {}) and key in claim["metadata"].get(field, {})
+                    if key not in metadata.get(field, {})
+                    and key in claim["metadata"].get(field, {})
                 }
                 for field in ("labels", "annotations")
             }
             if APPLIED in claim["metadata"].get("annotations", {}):
-                differs = has_drifted(marked(want), claim)
+                differs = has_drifted(with_digest(want), claim)
             else:
                 # A new claim has all from its template. A change would race the scheduler, which
                 # then reports that it cannot bind the claim.
@@ -149,27 +175,31 @@ class ClusterObjects:
             if any(stale.values()):
                 await self._kube.merge(claim, {"metadata": stale})
             # The controller of the StatefulSet has created it, or the user from a snapshot.
-            self._store.put(await self._kube.apply(marked(want), adopt=True))
+            self._store.put(await self._kube.apply(with_digest(want), adopt=True))
 
     async def _create_claims(
-        self, cluster: Manifest, pool: NodePool, templates: Sequence[Manifest]
+        self, cluster: QueueCluster, pool: NodePool, templates: Sequence[Manifest]
     ) -> None:
         """Create the claims of new pods of a pool whose volumes have grown: from `templates`, which
         cannot change, the StatefulSet would give them the former size."""
-        view = node_pools.view(cluster, pool)
-        wanted = storage.claim_templates(view, model.claim_metadata(view, pool))
+        view = node_pools.make_view(cluster, pool)
+        new_templates = storage.build_claim_templates(view, model.build_claim_metadata(view, pool))
         sizes = [
-            {t["metadata"]["name"]: t["spec"]["resources"]["requests"]["storage"] for t in some}
-            for some in (wanted, templates)
+            {t["metadata"]["name"]: t["spec"]["resources"]["requests"]["storage"] for t in claims}
+            for claims in (new_templates, templates)
         ]
         if sizes[0] == sizes[1]:
             return
-        known = {claim["metadata"]["name"] for claim in self._observer.claims(cluster, pool)}
-        running = {pods.ordinal(pod) for pod in self._observer.pods()}
-        for pod in (one for one in pool.pods if one not in running):
-            for template in wanted:
-                name = names.claim(f"{pool.stateful_set}-{pod}", template["metadata"]["name"])
-                if name in known:
+        existing = {
+            claim["metadata"]["name"] for claim in self._observer.list_claims(cluster, pool)
+        }
+        running = {pods.get_ordinal(pod) for pod in self._observer.list_pods()}
+        for pod in (candidate for candidate in pool.pods if candidate not in running):
+            for template in new_templates:
+                name = names.format_claim(
+                    f"{pool.stateful_set}-{pod}", template["metadata"]["name"]
+                )
+                if name in existing:
                     continue
                 place = {"name": name, "namespace": cluster["metadata"]["namespace"]}
                 claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **template}
@@ -181,17 +211,18 @@ class ClusterObjects:
                     if error.status != 409:
                         raise
 
-    async def _resize_claims(self, cluster: Manifest, pool: NodePool) -> None:
+    async def _resize_claims(self, cluster: QueueCluster, pool: NodePool) -> Diagnosis | None:
         """Raise the requests of a pool's volume claims to its `storage.size`, or take back one that
-        was raised and that the storage driver has not met."""
-        size = node_pools.view(cluster, pool)["spec"]["storage"]["size"]
-        kept: list[str] = []
-        for claim in self._observer.claims(cluster, pool):
+        was raised and that the storage driver has not met. Return which volumes do not grow."""
+        size = node_pools.make_view(cluster, pool)["spec"]["storage"]["size"]
+        rejected: list[str] = []
+        not_grown = None
+        for claim in self._observer.list_claims(cluster, pool):
             name, status = claim["metadata"]["name"], claim.get("status", {})
-            asked = size_bytes(claim["spec"]["resources"]["requests"]["storage"])
-            have = size_bytes(status.get("capacity", {}).get("storage", size))
-            grows = asked < size_bytes(size)
-            returns = have <= size_bytes(size) < asked
+            requested_bytes = parse_size_bytes(claim["spec"]["resources"]["requests"]["storage"])
+            have = parse_size_bytes(status.get("capacity", {}).get("storage", size))
+            grows = requested_bytes < parse_size_bytes(size)
+            returns = have <= parse_size_bytes(size) < requested_bytes
             if not grows and not returns:
                 continue
             try:
@@ -200,12 +231,53 @@ class ClusterObjects:
             except KubeError as error:
                 if error.status not in (403, 422):
                     raise
-                kept.append(name)
-                text = f"{', '.join(kept)}: no volume becomes {size}: {error}. Allow it in the "
+                rejected.append(name)
+                text = f"{', '.join(rejected)}: no volume becomes {size}: {error}. Allow it in the "
                 text += "storage class, or set the size to that of status.volumeSize."
-                self.not_grown = Diagnosis("VolumeNotGrown", text)
+                not_grown = Diagnosis("VolumeNotGrown", text)
                 continue
             if grows:
-                await self._kube.event(
+                await self._kube.record_event(
                     cluster, "VolumeGrows", f"{name} grows to {size}.", once=f"{name} {size}"
                 )
+        return not_grown
+
+    async def _modify_claims(self, cluster: QueueCluster, pool: NodePool) -> Diagnosis | None:
+        """Give the volume claims of a pool its VolumeAttributesClass; return which do not get it.
+
+        Without one in the spec, they keep theirs: Kubernetes does not remove it from a volume.
+        """
+        storage_spec = node_pools.make_view(cluster, pool)["spec"]["storage"]
+        wanted = storage_spec.get("volumeAttributesClassName", "")
+        not_modified = None
+        for claim in self._observer.list_claims(cluster, pool) if wanted else ():
+            name, why = claim["metadata"]["name"], _find_infeasible(claim, wanted)
+            if claim["spec"].get("volumeAttributesClassName") != wanted:
+                try:
+                    patch = {"spec": {"volumeAttributesClassName": wanted}}
+                    changed = await self._kube.merge(claim, patch) or {}
+                    if changed.get("spec", {}).get("volumeAttributesClassName") != wanted:
+                        why = "this Kubernetes has no VolumeAttributesClasses. They need 1.34"
+                except KubeError as error:
+                    if error.status not in (403, 422):
+                        raise
+                    why = str(error)
+            if why:
+                text = (
+                    f"{name} does not get the VolumeAttributesClass {wanted!r}: {why.rstrip('.')}. "
+                    "Correct spec.storage.volumeAttributesClassName, or the class."
+                )
+                not_modified = Diagnosis("VolumeNotModified", text)
+        return not_modified
+
+
+def _find_infeasible(claim: Manifest, wanted: str) -> str:
+    """Return why the storage driver refuses this class for a volume, empty if it does not."""
+    status = claim.get("status", {})
+    modify = status.get("modifyVolumeStatus", {})
+    if modify.get("status") != "Infeasible":
+        return ""
+    if modify.get("targetVolumeAttributesClassName") != wanted:
+        return ""
+    messages = [c.get("message", "") for c in status.get("conditions", [])]
+    return " ".join(filter(None, messages)) or "its storage driver cannot do that"

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 from shoal.client.errors import ClientError
 
-from shoal_operator import pods
+from shoal_operator.brokers import pods
 from shoal_operator.model import broker_config, listeners, names, node_pools, pod_layout, tiered
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal_operator.broker_states import ClusterState
-    from shoal_operator.brokers import Brokers
+    from shoal_operator.brokers.broker_states import ClusterState
+    from shoal_operator.brokers.calls import Brokers
+    from shoal_operator.brokers.tiered_health import TieredHealth
+    from shoal_operator.kube.store import Store
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.node_pools import NodePool
-    from shoal_operator.store import Store
-    from shoal_operator.tiered_health import TieredHealth
+    from shoal_operator.model.queue_cluster import CertificateStatus, QueueCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,12 @@ class Observation:
     """One snapshot of a QueueCluster; `state` is None while no broker answers.
 
     `effective` is the QueueCluster with the number of replicas that must run now, which exceeds
-    the spec's while brokers are drained. `claims` belong to the brokers of the spec. `services` are
-    by name.
+    the spec's while brokers are drained. `list_claims` belong to the brokers of the spec.
+    `get_services` are by name.
     """
 
-    cluster: Manifest
-    effective: Manifest
+    cluster: QueueCluster
+    effective: QueueCluster
     #: The StatefulSets of the node pools by name.
     stateful_sets: Mapping[str, Manifest]
     pods: tuple[Manifest, ...]
@@ -40,13 +41,15 @@ class Observation:
     services: Mapping[str, Manifest]
     state: ClusterState | None
     #: The authorities' fields of the status.
-    certificates: tuple[Manifest, ...] = ()
+    certificates: tuple[CertificateStatus, ...] = ()
     #: The fingerprint of the key of delegation tokens, empty without one.
     token_key: str = ""
     #: Tiered storage by the brokers' metrics; None without it, or while they are unknown.
     tiered: TieredHealth | None = None
     #: Warnings about the StatefulSets and pods, while brokers are not ready.
     warnings: tuple[Manifest, ...] = ()
+    #: The uids of pods whose CPU and memory change only by a restart.
+    unresizable: frozenset[str] = frozenset()
 
     @property
     def ready_brokers(self) -> set[int]:
@@ -54,12 +57,12 @@ class Observation:
         return {
             broker
             for pod in self.pods
-            for broker, ready in pods.broker_readiness(pod).items()
+            for broker, ready in pods.get_broker_readiness(pod).items()
             if ready
         }
 
 
-class Observer:
+class ClusterObserver:
     """Reads one QueueCluster; calls `on_reachable` when its brokers begin to answer."""
 
     def __init__(
@@ -73,127 +76,137 @@ class Observer:
         self._store, self._brokers = store, brokers
         self._namespace, self._name = namespace, name
         self._on_reachable, self._reachable = on_reachable, False
-        #: The authorities' fields of the status.
-        self.certificates: tuple[Manifest, ...] = ()
-        #: The fingerprint of the key of delegation tokens, empty without one.
-        self.token_key = ""
         self._tiered: TieredHealth | None = None
-        #: Whether the brokers have registered ones that the spec does not have.
+        #: The uids of pods whose CPU and memory change only by a restart.
+        self.unresizable: set[str] = set()
+        #: Whether the brokers have registered ones that the spec does not have, when asked last.
         self.has_extra_brokers = False
 
     def observe(
-        self, cluster: Manifest, effective: Manifest, state: ClusterState | None = None
+        self,
+        cluster: QueueCluster,
+        effective: QueueCluster,
+        state: ClusterState | None = None,
+        *,
+        certificates: tuple[CertificateStatus, ...] = (),
+        token_key: str = "",
     ) -> Observation:
         """Return a snapshot; `state` is what the brokers answered."""
         return Observation(
             cluster,
             effective,
-            self.stateful_sets(effective),
-            tuple(self.pods()),
-            tuple(self.claims(cluster)),
-            self.services(cluster),
+            self.get_stateful_sets(effective),
+            tuple(self.list_pods()),
+            tuple(self.list_claims(cluster)),
+            self.get_services(cluster),
             state,
-            self.certificates,
-            self.token_key,
+            certificates,
+            token_key,
             self._tiered,
+            unresizable=frozenset(self.unresizable),
         )
 
-    def stateful_set(self) -> Manifest | None:
+    def get_stateful_set(self) -> Manifest | None:
         """Return the StatefulSet of the cluster's own pool, which every cluster has."""
-        return self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
+        return self._store.get(
+            "StatefulSet", self._namespace, names.format_stateful_set(self._name)
+        )
 
-    def stateful_sets(self, cluster: Manifest) -> dict[str, Manifest]:
+    def get_stateful_sets(self, cluster: QueueCluster) -> dict[str, Manifest]:
         """Return the StatefulSets of the node pools of this spec, by name."""
-        found = {
+        stateful_sets = {
             pool.stateful_set: self._store.get("StatefulSet", self._namespace, pool.stateful_set)
-            for pool in node_pools.of(cluster)
+            for pool in node_pools.list_pools(cluster)
         }
-        return {name: one for name, one in found.items() if one}
+        return {name: stateful_set for name, stateful_set in stateful_sets.items() if stateful_set}
 
-    def every_stateful_set(self) -> list[Manifest]:
+    def list_all_stateful_sets(self) -> list[Manifest]:
         """Return all StatefulSets of a cluster of this name, by name: also those of an earlier one,
         and of pools that the spec does not have."""
-        labels = names.selector(self._name)
-        return self._store.labelled("StatefulSet", self._namespace, labels)
+        labels = names.build_selector(self._name)
+        return self._store.list_labelled("StatefulSet", self._namespace, labels)
 
-    def pods(self) -> list[Manifest]:
+    def list_pods(self) -> list[Manifest]:
         """Return the brokers' pods."""
-        return self._store.labelled("Pod", self._namespace, names.selector(self._name))
+        return self._store.list_labelled("Pod", self._namespace, names.build_selector(self._name))
 
-    def pod(self, name: str) -> Manifest | None:
+    def find_pod(self, name: str) -> Manifest | None:
         """Return one pod by name, unless it is absent or being deleted."""
-        found = self._store.get("Pod", self._namespace, name)
-        return found if found and not found["metadata"].get("deletionTimestamp") else None
+        pod = self._store.get("Pod", self._namespace, name)
+        return pod if pod and not pod["metadata"].get("deletionTimestamp") else None
 
-    def owned(self, cluster: Manifest, kind: str) -> list[Manifest]:
+    def list_owned(self, cluster: QueueCluster, kind: str) -> list[Manifest]:
         """Return the objects of a kind that the cluster owns and that are not being deleted."""
         uid = cluster["metadata"]["uid"]
         return [
             o
-            for o in self._store.all(kind)
+            for o in self._store.iterate(kind)
             if o["metadata"]["namespace"] == self._namespace
             and any(r["uid"] == uid for r in o["metadata"].get("ownerReferences", []))
             and not o["metadata"].get("deletionTimestamp")
         ]
 
-    def services(self, cluster: Manifest) -> dict[str, Manifest]:
+    def get_services(self, cluster: QueueCluster) -> dict[str, Manifest]:
         """Return the cluster's Services by name."""
-        return {s["metadata"]["name"]: s for s in self.owned(cluster, "Service")}
+        return {s["metadata"]["name"]: s for s in self.list_owned(cluster, "Service")}
 
-    def external_hosts(self, cluster: Manifest) -> list[str]:
+    def list_external_hosts(self, cluster: QueueCluster) -> list[str]:
         """Return the hosts that clients outside the Kubernetes cluster connect to."""
-        have = self.services(cluster)
-        nodes = pods.node_addresses(self.pods())
+        have = self.get_services(cluster)
+        nodes = pods.list_node_addresses(self.list_pods())
         servers = [
-            listeners.external_bootstrap_servers(cluster, listener, have, nodes, broker)
-            for listener in listeners.external(cluster)
-            for broker in (None, *pod_layout.brokers(cluster))
+            listeners.find_external_servers(cluster, listener, have, nodes, broker)
+            for listener in listeners.list_external(cluster)
+            for broker in (None, *pod_layout.list_brokers(cluster))
         ]
         return [
-            one.rpartition(":")[0].strip("[]") for text in servers for one in text.split(",") if one
+            server.rpartition(":")[0].strip("[]")
+            for text in servers
+            for server in text.split(",")
+            if server
         ]
 
-    def claims(self, cluster: Manifest, pool: NodePool | None = None) -> list[Manifest]:
+    def list_claims(self, cluster: QueueCluster, pool: NodePool | None = None) -> list[Manifest]:
         """Return the volume claims of the nodes of this spec, or of one pool."""
-        wanted = [
-            names.claim(f"{one.stateful_set}-{pod}", pod_layout.volume(slot))
-            for one in node_pools.of(cluster)
-            if pool in (None, one)
-            for pod in one.pods
-            for slot in pod_layout.slots(cluster, pod)
+        claim_names = [
+            names.format_claim(f"{node_pool.stateful_set}-{pod}", pod_layout.format_volume(slot))
+            for node_pool in node_pools.list_pools(cluster)
+            if pool in (None, node_pool)
+            for pod in node_pool.pods
+            for slot in pod_layout.list_slots(cluster, pod)
         ]
-        found = [self._store.get("PersistentVolumeClaim", self._namespace, n) for n in wanted]
-        return [{**c, "apiVersion": "v1", "kind": "PersistentVolumeClaim"} for c in found if c]
+        claims = [self._store.get("PersistentVolumeClaim", self._namespace, n) for n in claim_names]
+        return [{**c, "apiVersion": "v1", "kind": "PersistentVolumeClaim"} for c in claims if c]
 
-    async def _set_addresses(self, cluster: Manifest) -> None:
+    async def _set_addresses(self, cluster: QueueCluster) -> None:
         await self._brokers.set_addresses(
-            model.bootstrap_servers(cluster),
-            {b: model.http_url(cluster, b, "") for b in pod_layout.nodes(cluster)},
-            broker_config.dedicated_controllers(cluster),
+            model.get_bootstrap_servers(cluster),
+            {b: model.build_http_url(cluster, b, "") for b in pod_layout.list_nodes(cluster)},
+            broker_config.get_controller_addresses(cluster),
         )
 
-    async def static_config_problem(self, cluster: Manifest) -> str:
+    async def find_static_config_problem(self, cluster: QueueCluster) -> str:
         """Ask the brokers with which static config of this spec they would not start; empty for
         none. Raises `ClientError`."""
         await self._set_addresses(cluster)
-        return await self._brokers.static_config_problem(broker_config.static(cluster))
+        return await self._brokers.find_static_config_problem(broker_config.select_static(cluster))
 
-    async def cluster_state(self, cluster: Manifest) -> ClusterState | None:
+    async def describe_cluster(self, cluster: QueueCluster) -> ClusterState | None:
         """Ask the brokers of this spec for the cluster's state; None if none answers."""
-        ids, dedicated = pod_layout.brokers(cluster), node_pools.controllers(cluster)
+        ids, dedicated = pod_layout.list_brokers(cluster), node_pools.find_controller_pool(cluster)
         await self._set_addresses(cluster)
         try:
-            state = await self._brokers.cluster_state(
+            state = await self._brokers.describe_cluster(
                 ids,
-                advertised=bool(listeners.external(cluster)),
-                loggers=broker_config.loggers(cluster),
+                advertised=bool(listeners.list_external(cluster)),
+                loggers=broker_config.list_loggers(cluster),
                 controllers=dedicated.pods if dedicated else (),
             )
         except ClientError:
             self._reachable, self._tiered = False, None
             return None
         enabled = tiered.is_enabled(cluster)
-        self._tiered = await self._brokers.tiered_health() if enabled else None
+        self._tiered = await self._brokers.fetch_tiered_health() if enabled else None
         self.has_extra_brokers = not state.registered <= set(ids)
         if not self._reachable:
             self._reachable = True

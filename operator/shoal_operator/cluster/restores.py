@@ -2,29 +2,31 @@
 
 The StatefulSets of all node pools first have pods that restore. They get the template of the nodes
 once all pods of all pools have ended and the status says so. A restore never runs again after that
-(`restore.wanted_id`), and the command itself replaces nothing but its own unfinished work. So the
-operator may end at any moment.
+(`restore.compute_restore_id`), and the command itself replaces nothing but its own unfinished work.
+So the operator may end at any moment.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal_operator import diagnostics, kube, pods
+from shoal_operator.brokers import diagnostics, pods
 from shoal_operator.cluster import decision
-from shoal_operator.conditions import Verdict
+from shoal_operator.kube import kube
+from shoal_operator.kube.conditions import Verdict
 from shoal_operator.model import names, restore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shoal_operator.cluster.objects import ClusterObjects
-    from shoal_operator.cluster.observation import Observer
+    from shoal_operator.cluster.observation import ClusterObserver
     from shoal_operator.cluster.status import ClusterStatus
-    from shoal_operator.kube import Kube
+    from shoal_operator.kube.kube import KubeClient
+    from shoal_operator.kube.store import Store
     from shoal_operator.model.names import Manifest
-    from shoal_operator.model.restore import Result
-    from shoal_operator.store import Store
+    from shoal_operator.model.queue_cluster import QueueCluster
+    from shoal_operator.model.restore import RestoreResult
 
 #: What to do about each error of the command that a person must resolve.
 _REMEDIES = {
@@ -46,146 +48,156 @@ _REMEDIES = {
 }
 
 
-class Restores:
+class RestoreReconciler:
     """The restore of one QueueCluster."""
 
     def __init__(
         self,
-        api: Kube,
+        api: KubeClient,
         store: Store,
-        observer: Observer,
+        observer: ClusterObserver,
         objects: ClusterObjects,
         status: ClusterStatus,
     ) -> None:
         self._kube, self._store = api, store
         self._observer, self._objects, self._status = observer, objects, status
 
-    async def reconcile(self, cluster: Manifest) -> Verdict | None:
+    async def reconcile(self, cluster: QueueCluster) -> Verdict | None:
         """Continue the restore; return None if there is none, or it has ended. Raises
         `KubeError`."""
-        stateful_sets = self._observer.every_stateful_set()
-        if earlier := restore.in_the_way(cluster, stateful_sets):
-            return Verdict.blocked(
+        stateful_sets = self._observer.list_all_stateful_sets()
+        if earlier := restore.list_blocking(cluster, stateful_sets):
+            return Verdict.make_blocked(
                 "RestoreWaits",
                 f"StatefulSet {earlier[0]} of an earlier QueueCluster of this name still exists. "
                 "If it stays for more than a minute, delete it and its pods.",
             )
-        restore_id = restore.wanted_id(cluster, stateful_sets)
+        restore_id = restore.compute_restore_id(cluster, stateful_sets)
         if not restore_id:
-            return self._given_up(cluster, stateful_sets)
-        if not stateful_sets and (found := self._of_claims(cluster)):
-            return found
-        effective = restore.under_way(cluster, restore_id)
-        if pending := await self._objects.apply(effective):
-            return decision.no_address(effective, pending)
-        if not all(map(pods.is_observed, self._observer.stateful_sets(effective).values())):
-            return Verdict.waiting("Restoring", "Kubernetes has not created the pods yet.")
+            return self._find_abandoned_refusal(cluster, stateful_sets)
+        if not stateful_sets and (verdict := self._find_claim_refusal(cluster)):
+            return verdict
+        effective = restore.with_restore(cluster, restore_id)
+        applied = await self._objects.apply(effective)
+        if applied.pending:
+            return decision.make_no_address_verdict(effective, applied.pending)
+        if not all(map(pods.is_observed, self._observer.get_stateful_sets(effective).values())):
+            return Verdict.make_waiting("Restoring", "Kubernetes has not created the pods yet.")
         await self._delete(
-            pod for pod in self._observer.pods() if restore.is_outdated(pod, restore_id)
+            pod for pod in self._observer.list_pods() if restore.is_outdated(pod, restore_id)
         )
-        return self._left_behind(cluster) or await self._look(cluster, effective)
+        return self._find_leftover_refusal(cluster) or await self._poll_pods(cluster, effective)
 
-    def _of_claims(self, cluster: Manifest) -> Verdict | None:
+    def _find_claim_refusal(self, cluster: QueueCluster) -> Verdict | None:
         """Return the verdict on volume claims of an earlier cluster of this name, also those of
         brokers that the spec does not have: they would start on them when the cluster grows."""
-        found = self._claims(cluster)
-        which = _names(found)
-        if not found:
+        claims = self._list_claims(cluster)
+        claim_names = _join_names(claims)
+        if not claims:
             return None
-        if all(map(restore.is_leaving, found)):
-            text = f"Volume claims of an earlier cluster are being deleted: {which}."
-            return Verdict.blocked("RestoreWaits", text)
-        return Verdict.refused(
+        if all(map(restore.is_leaving, claims)):
+            text = f"Volume claims of an earlier cluster are being deleted: {claim_names}."
+            return Verdict.make_blocked("RestoreWaits", text)
+        return Verdict.make_refused(
             "RestoreRefused",
             "There are volumes of an earlier cluster, which may have data. To restore, delete "
-            f"these volume claims: {which}. To start the cluster with its data instead, remove "
-            "spec.restoreFrom.",
+            f"these volume claims: {claim_names}. To start the cluster with its data instead, "
+            "remove spec.restoreFrom.",
         )
 
-    def _claims(self, cluster: Manifest) -> list[Manifest]:
+    def _list_claims(self, cluster: QueueCluster) -> list[Manifest]:
         """Return the volume claims of all clusters of this name, and of all of their pools."""
         meta = cluster["metadata"]
-        labels = names.selector(meta["name"])
-        return self._store.labelled("PersistentVolumeClaim", meta["namespace"], labels)
+        labels = names.build_selector(meta["name"])
+        return self._store.list_labelled("PersistentVolumeClaim", meta["namespace"], labels)
 
-    def _left_behind(self, cluster: Manifest) -> Verdict | None:
+    def _find_leftover_refusal(self, cluster: QueueCluster) -> Verdict | None:
         """Return the verdict on volume claims of nodes that left the spec since the restore began.
 
         They may have metadata that names other brokers, at the same offset as that of the restored
         nodes. A node that starts on such a volume later would keep it.
         """
-        wanted = {claim["metadata"]["name"] for claim in self._observer.claims(cluster)}
-        found = [one for one in self._claims(cluster) if one["metadata"]["name"] not in wanted]
-        if not found:
+        kept_names = {claim["metadata"]["name"] for claim in self._observer.list_claims(cluster)}
+        leftover = [
+            candidate
+            for candidate in self._list_claims(cluster)
+            if candidate["metadata"]["name"] not in kept_names
+        ]
+        if not leftover:
             return None
-        if all(one["metadata"].get("deletionTimestamp") for one in found):
-            text = f"Volume claims of nodes that left are being deleted: {_names(found)}."
-            return Verdict.blocked("RestoreWaits", text)
-        return Verdict.refused(
+        if all(candidate["metadata"].get("deletionTimestamp") for candidate in leftover):
+            text = f"Volume claims of nodes that left are being deleted: {_join_names(leftover)}."
+            return Verdict.make_blocked("RestoreWaits", text)
+        return Verdict.make_refused(
             "RestoreRefused",
             "Nodes have left the spec during the restore, and their volumes may have other "
-            f"metadata than the restored ones. Delete these volume claims: {_names(found)}.",
+            "metadata than the restored ones. Delete these volume claims: "
+            f"{_join_names(leftover)}.",
         )
 
-    def _given_up(self, cluster: Manifest, stateful_sets: Iterable[Manifest]) -> Verdict | None:
+    def _find_abandoned_refusal(
+        self, cluster: QueueCluster, stateful_sets: Iterable[Manifest]
+    ) -> Verdict | None:
         """Return the verdict on a spec without a restore that has begun. Nodes with restored data
         and nodes without it must not run together."""
         if not restore.is_given_up(cluster, stateful_sets):
             return None
-        if not any(map(restore.has_restored, self._observer.pods())):
+        if not any(map(restore.has_restored, self._observer.list_pods())):
             return None
-        return Verdict.refused(
+        return Verdict.make_refused(
             "RestoreRefused",
             "spec.restoreFrom was removed before all nodes were restored. Set it again, or "
             "delete the QueueCluster and its volume claims, and create it again.",
         )
 
-    async def _look(self, cluster: Manifest, effective: Manifest) -> Verdict | None:
+    async def _poll_pods(self, cluster: QueueCluster, effective: QueueCluster) -> Verdict | None:
         """Report how far the pods are; return None once all have ended."""
-        found = restore.results(effective, self._observer.pods())
-        fields = restore.status(found, kube.now())
+        results = restore.parse_results(effective, self._observer.list_pods())
+        fields = restore.build_status(results, kube.format_now())
         if fields["phase"] == restore.RESTORED:
             text = (
                 f"{fields['topics']} topics with {fields['partitions']} partitions as of "
                 f"{fields['backupTime']}."
             )
-            once = restore.id_of(effective)
-            await self._kube.event(cluster, "Restored", text, once=once)
+            once = restore.get_restore_id(effective)
+            await self._kube.record_event(cluster, "Restored", text, once=once)
             # From here on, nothing is restored any more.
             await self._status.merge(cluster, {"restore": fields})
             return None
         await self._status.merge(cluster, {"restore": fields})
-        return self._verdict(effective, found, fields["brokersRestored"])
+        return self._decide_verdict(effective, results, fields["brokersRestored"])
 
-    def _verdict(self, cluster: Manifest, found: Iterable[Result], restored: str) -> Verdict:
-        failed = [one for one in found if not one.done and one.summary is not None]
+    def _decide_verdict(
+        self, cluster: QueueCluster, results: Iterable[RestoreResult], restored: str
+    ) -> Verdict:
+        failed = [result for result in results if not result.done and result.summary is not None]
         # What a person must resolve comes first.
-        failed.sort(key=lambda one: str((one.summary or {}).get("error")) not in _REMEDIES)
-        for one in failed:
-            error = (one.summary or {}).get("error", "Unknown")
-            text = f"{one.pod}: {(one.summary or {}).get('message', 'no reason')}"
+        failed.sort(key=lambda result: str((result.summary or {}).get("error")) not in _REMEDIES)
+        for result in failed:
+            error = (result.summary or {}).get("error", "Unknown")
+            text = f"{result.pod}: {(result.summary or {}).get('message', 'no reason')}"
             if error in _REMEDIES:
-                return Verdict.refused("RestoreRefused", f"{text} {_REMEDIES[error]}")
-            return Verdict.blocked("RestoreWaits", f"{text} The pod tries again.")
-        return self._waiting(cluster, restored)
+                return Verdict.make_refused("RestoreRefused", f"{text} {_REMEDIES[error]}")
+            return Verdict.make_blocked("RestoreWaits", f"{text} The pod tries again.")
+        return self._make_waiting_verdict(cluster, restored)
 
-    def _waiting(self, cluster: Manifest, restored: str) -> Verdict:
-        claims = self._observer.claims(cluster)
-        if found := diagnostics.diagnose_pods(self._observer.pods(), claims):
-            return Verdict.blocked(found.reason, found.message)
-        return Verdict.waiting("Restoring", f"{restored} nodes have their data.")
+    def _make_waiting_verdict(self, cluster: QueueCluster, restored: str) -> Verdict:
+        claims = self._observer.list_claims(cluster)
+        if diagnosis := diagnostics.diagnose_pods(self._observer.list_pods(), claims):
+            return Verdict.make_blocked(diagnosis.reason, diagnosis.message)
+        return Verdict.make_waiting("Restoring", f"{restored} nodes have their data.")
 
     async def end(self) -> Verdict | None:
         """Delete the pods that have restored, once all StatefulSets have the template of the nodes;
         return None if there are none. Raises `KubeError`."""
-        left = [pod for pod in self._observer.pods() if restore.is_restoring(pod)]
-        await self._delete(left)
-        if not left:
+        restoring = [pod for pod in self._observer.list_pods() if restore.is_restoring(pod)]
+        await self._delete(restoring)
+        if not restoring:
             return None
-        return Verdict.waiting("Starting", "The brokers start with the restored data.")
+        return Verdict.make_waiting("Starting", "The brokers start with the restored data.")
 
-    async def _delete(self, found: Iterable[Manifest]) -> None:
-        for pod in found:
+    async def _delete(self, restored_pods: Iterable[Manifest]) -> None:
+        for pod in restored_pods:
             if pod["metadata"].get("deletionTimestamp"):
                 continue
             deleted = await self._kube.delete(pod)
@@ -193,5 +205,5 @@ class Restores:
                 self._store.put(deleted)
 
 
-def _names(found: Iterable[Manifest]) -> str:
-    return ", ".join(one["metadata"]["name"] for one in found)
+def _join_names(manifests: Iterable[Manifest]) -> str:
+    return ", ".join(manifest["metadata"]["name"] for manifest in manifests)

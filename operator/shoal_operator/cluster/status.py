@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator import pods, tiered_health
+from shoal_operator.brokers import pods, tiered_health
 from shoal_operator.cluster import decision, metadata_version
-from shoal_operator.conditions import Verdict, is_ready, ready_reason
+from shoal_operator.kube.conditions import Verdict, get_ready_reason, is_ready
+from shoal_operator.kube.statuses import StatusWriter, build_transition_key
 from shoal_operator.model import (
     broker_config,
     broker_pod,
@@ -19,60 +20,70 @@ from shoal_operator.model import (
     tiered,
 )
 from shoal_operator.model import cluster as model
-from shoal_operator.statuses import Statuses, transition_key
 
 if TYPE_CHECKING:
-    from shoal_operator.broker_states import ClusterState
+    from collections.abc import Mapping
+
+    from shoal_operator.brokers.broker_states import ClusterState
     from shoal_operator.cluster.observation import Observation
-    from shoal_operator.kube import Kube
+    from shoal_operator.kube.kube import KubeClient
+    from shoal_operator.kube.store import Store
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.node_pools import NodePool
-    from shoal_operator.store import Store
+    from shoal_operator.model.queue_cluster import QueueCluster, QueueClusterStatus
+    from shoal_operator.model.resources import queue_cluster as resources
 
 
-def fields(seen: Observation, default_image: str) -> dict[str, Any]:
+def build_fields(observation: Observation, default_image: str) -> Mapping[str, Any]:
     """Return the fields of the status besides its conditions. Pure."""
-    cluster, state = seen.cluster, seen.state
-    dedicated = [p for p in seen.pods if node_pools.is_controller(cluster, pods.ordinal(p))]
-    brokers = [p for p in seen.pods if p not in dedicated]
-    ready = sum(ready for p in brokers for ready in pods.broker_readiness(p).values())
-    (own, *others) = [_pool(seen, pool) for pool in node_pools.of(cluster)]
-    found: dict[str, Any] = {
+    cluster, state = observation.cluster, observation.state
+    dedicated = [
+        p for p in observation.pods if node_pools.is_controller(cluster, pods.get_ordinal(p))
+    ]
+    brokers = [p for p in observation.pods if p not in dedicated]
+    ready = sum(ready for p in brokers for ready in pods.get_broker_readiness(p).values())
+    (own, *other_pools) = [
+        _build_pool_row(observation, pool) for pool in node_pools.list_pools(cluster)
+    ]
+    fields: QueueClusterStatus = {
         "replicas": own["replicas"],
         "readyReplicas": own["readyReplicas"],
-        "brokersReady": f"{ready}/{len(pod_layout.brokers(cluster))}",
-        "selector": names.selector_text(names.selector(cluster["metadata"]["name"])),
-        "image": broker_pod.image(cluster, default_image),
-        "bootstrapServers": model.bootstrap_servers(cluster),
-        "listeners": _listeners(seen),
-        "brokers": [row for p in brokers for row in _nodes(p, state)],
-        "volumeSize": storage.volume_size(cluster, seen.claims) or None,
+        "brokersReady": f"{ready}/{len(pod_layout.list_brokers(cluster))}",
+        "selector": names.format_selector(names.build_selector(cluster["metadata"]["name"])),
+        "image": broker_pod.choose_image(cluster, default_image),
+        "bootstrapServers": model.get_bootstrap_servers(cluster),
+        "listeners": _build_listener_rows(observation),
+        "brokers": [row for p in brokers for row in _build_node_rows(p, state)],
     }
     if dedicated:
-        found["controllers"] = [row for p in dedicated for row in _nodes(p, state)]
-    if others or cluster.get("status", {}).get("nodePools"):
-        found["nodePools"] = others
-    if seen.tiered:
-        found["tieredStorage"] = seen.tiered.status()
-    if seen.certificates:
-        found["certificates"] = list(seen.certificates)
-    if seen.token_key:
-        found["delegationTokenKey"] = seen.token_key
+        fields["controllers"] = [row for p in dedicated for row in _build_node_rows(p, state)]
+    if other_pools or cluster.get("status", {}).get("nodePools"):
+        fields["nodePools"] = other_pools
+    if observation.tiered:
+        fields["tieredStorage"] = observation.tiered.build_status()
+    if observation.certificates:
+        fields["certificates"] = list(observation.certificates)
+    if observation.token_key:
+        fields["delegationTokenKey"] = observation.token_key
     if state:
-        found |= {
+        fields |= {
             "clusterId": state.cluster_id,
             "controllerId": state.controller_id,
             "quorumVoters": sorted(state.quorum.voters),
-            "appliedLoggers": sorted(broker_config.log_levels(cluster)),
-            "appliedConfig": sorted(broker_config.dynamic(cluster)),
+            "appliedLoggers": sorted(broker_config.get_log_levels(cluster)),
+            "appliedConfig": sorted(broker_config.select_dynamic(cluster)),
         }
-        found["metadataVersion"] = metadata_version.finalized(state.features)
+        fields["metadataVersion"] = metadata_version.find_finalized_release(state.features)
         if state.versions:
-            found["version"] = ", ".join(sorted(set(state.versions.values())))
-    return found
+            fields["version"] = ", ".join(sorted(set(state.versions.values())))
+    # None removes the field.
+    volume_size = storage.find_volume_size(cluster, observation.claims) or None
+    return {**fields, "volumeSize": volume_size}
 
 
-def _nodes(pod: Manifest, state: ClusterState | None) -> list[Manifest]:
+def _build_node_rows(
+    pod: Manifest, state: ClusterState | None
+) -> list[resources.QueueClusterStatusBrokers]:
     """Return the rows of a pod's nodes."""
     return [
         {
@@ -83,61 +94,75 @@ def _nodes(pod: Manifest, state: ClusterState | None) -> list[Manifest]:
             "version": state.versions.get(node, "") if state else "",
             "configHash": pod["metadata"]["annotations"].get(names.CONFIG_HASH, ""),
         }
-        for node, ready in pods.broker_readiness(pod).items()
+        for node, ready in pods.get_broker_readiness(pod).items()
     ]
 
 
-def _pool(seen: Observation, pool: NodePool) -> Manifest:
+def _build_pool_row(
+    observation: Observation, pool: NodePool
+) -> resources.QueueClusterStatusNodePools:
     """Return the row of a pool."""
-    found = pods.of_stateful_set(seen.pods, pool.stateful_set)
+    pool_pods = pods.filter_by_stateful_set(observation.pods, pool.stateful_set)
     return {
         "name": pool.name,
         "roles": sorted(pool.roles),
         "firstNodeId": pool.first_id,
-        "replicas": len(found),
-        "readyReplicas": sum(map(pods.is_ready, found)),
+        "replicas": len(pool_pods),
+        "readyReplicas": sum(map(pods.is_ready, pool_pods)),
     }
 
 
-def _listeners(seen: Observation) -> list[Manifest]:
+def _build_listener_rows(
+    observation: Observation,
+) -> list[resources.QueueClusterStatusListeners]:
     """Return the addresses of each listener."""
-    nodes = pods.node_addresses(seen.pods)
-    found = []
-    for listener in seen.cluster["spec"]["listeners"]:
-        kind = listeners.kind(listener)
-        servers = listeners.bootstrap_servers(seen.cluster, listener)
+    nodes = pods.list_node_addresses(observation.pods)
+    rows: list[resources.QueueClusterStatusListeners] = []
+    for listener in observation.cluster["spec"]["listeners"]:
+        kind = listeners.get_kind(listener)
+        servers = listeners.get_bootstrap_servers(observation.cluster, listener)
         if kind != listeners.INTERNAL:
-            servers = listeners.external_bootstrap_servers(
-                seen.cluster, listener, seen.services, nodes
+            servers = listeners.find_external_servers(
+                observation.cluster, listener, observation.services, nodes
             )
-        row = {"name": listener["name"], "type": kind, "bootstrapServers": servers}
-        if security.is_encrypted(listener) and not security.secret_name(listener):
-            name = seen.cluster["metadata"]["name"]
-            row["caCertificateSecret"] = security.ca_cert(name, security.CLUSTER)
-        found.append(row)
-    return found
+        row: resources.QueueClusterStatusListeners = {
+            "name": listener["name"],
+            "type": kind,
+            "bootstrapServers": servers,
+        }
+        if security.is_encrypted(listener) and not security.get_secret_name(listener):
+            name = observation.cluster["metadata"]["name"]
+            row["caCertificateSecret"] = security.format_ca_cert_secret(name, security.CLUSTER)
+        rows.append(row)
+    return rows
 
 
 class ClusterStatus:
     """Writes the status of one QueueCluster."""
 
-    def __init__(self, kube: Kube, store: Store, default_image: str) -> None:
-        self._kube, self._statuses = kube, Statuses(kube, store)
+    def __init__(self, kube: KubeClient, store: Store, default_image: str) -> None:
+        self._kube, self._statuses = kube, StatusWriter(kube, store)
         self._default_image = default_image
 
-    async def write(self, seen: Observation, verdict: Verdict) -> None:
+    async def write(self, observation: Observation, verdict: Verdict) -> None:
         """Write conditions and fields; record an event when the cluster becomes ready, or a roll in
         which it was ready ends."""
-        cluster = seen.cluster
-        rolled = ready_reason(cluster) in decision.ROLLING
+        cluster = observation.cluster
+        rolled = get_ready_reason(cluster) in decision.ROLLING
         ready = verdict.ready and verdict.reason not in decision.ROLLING
         if ready and (rolled or not is_ready(cluster)):
             before = cluster.get("status", {}).get("conditions", [])
-            once = transition_key(before)
-            await self._kube.event(cluster, "Ready", verdict.message, once=once)
-        further = [tiered_health.condition(seen.tiered)] if tiered.is_enabled(cluster) else []
-        await self._statuses.write(cluster, verdict, fields(seen, self._default_image), further)
+            once = build_transition_key(before)
+            await self._kube.record_event(cluster, "Ready", verdict.message, once=once)
+        further = (
+            [tiered_health.build_condition(observation.tiered)]
+            if tiered.is_enabled(cluster)
+            else []
+        )
+        await self._statuses.write(
+            cluster, verdict, build_fields(observation, self._default_image), further
+        )
 
-    async def merge(self, cluster: Manifest, changed: dict[str, Any]) -> None:
+    async def merge(self, cluster: QueueCluster, changed: QueueClusterStatus) -> None:
         """Write these fields of the status."""
         await self._statuses.merge(cluster, changed)

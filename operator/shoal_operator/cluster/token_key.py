@@ -11,15 +11,15 @@ import hashlib
 import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal_operator.certificates import BadCertificate
-from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.drift import has_drifted
+from shoal_operator.brokers.diagnostics import Diagnosis
+from shoal_operator.kube.drift import has_drifted
 from shoal_operator.model import names, secret, security
+from shoal_operator.model.certificates import BadCertificate
 
 if TYPE_CHECKING:
-    from shoal_operator.kube import Kube
-    from shoal_operator.model.names import Manifest
-    from shoal_operator.store import Store
+    from shoal_operator.kube.kube import KubeClient
+    from shoal_operator.kube.store import Store
+    from shoal_operator.model.queue_cluster import QueueCluster
 
 #: Annotations of a QueueCluster: a new value asks for a new key, and the fingerprint of a key that
 #: was lost permits to make a new one.
@@ -41,26 +41,26 @@ class TokenKeyLost(Exception):
         self.diagnosis = diagnosis
 
 
-class Found(NamedTuple):
+class TokenKey(NamedTuple):
     """A key and the request that it came from."""
 
     key: bytes
     handled: str
 
 
-def fingerprint(key: bytes) -> str:
+def compute_fingerprint(key: bytes) -> str:
     """Return what the status and the pods show of a key."""
     return hashlib.sha256(_PURPOSE + key).hexdigest()[:16]
 
 
-class TokenKeys:
+class TokenKeyReconciler:
     """Writes the Secret of one QueueCluster."""
 
-    def __init__(self, kube: Kube, store: Store, namespace: str, name: str) -> None:
+    def __init__(self, kube: KubeClient, store: Store, namespace: str, name: str) -> None:
         self._kube, self._store = kube, store
         self._namespace, self._name = namespace, name
 
-    async def reconcile(self, cluster: Manifest) -> str:
+    async def reconcile(self, cluster: QueueCluster) -> str:
         """Make the key if there never was one, or if a new one is asked for; return its
         fingerprint, empty if the operator sets no key.
 
@@ -73,30 +73,31 @@ class TokenKeys:
         if have is None:
             self._check_unknown(cluster)
         if have is None or requested not in ("", have.handled):
-            have = Found(secrets.token_urlsafe(KEY_BYTES).encode(), requested)
+            have = TokenKey(secrets.token_urlsafe(KEY_BYTES).encode(), requested)
         await self._apply(have)
-        return fingerprint(have.key)
+        return compute_fingerprint(have.key)
 
-    def _check_unknown(self, cluster: Manifest) -> None:
+    def _check_unknown(self, cluster: QueueCluster) -> None:
         """Raise `TokenKeyLost` if the cluster has had a key that nobody permits to replace."""
-        known = cluster.get("status", {}).get("delegationTokenKey", "")
+        known_fingerprint = cluster.get("status", {}).get("delegationTokenKey", "")
         permitted = cluster["metadata"].get("annotations", {}).get(REPLACE)
-        if known and permitted != known:
+        if known_fingerprint and permitted != known_fingerprint:
             text = (
-                f"Secret {security.token_key(self._name)!r} has disappeared. Restore it from a "
+                f"Secret {security.format_token_key_secret(self._name)!r} has disappeared. Restore "
+                "it from a "
                 "backup. If it is lost, all delegation tokens are void with a new key: permit that "
-                f"by the annotation {REPLACE}={known}."
+                f"by the annotation {REPLACE}={known_fingerprint}."
             )
             raise TokenKeyLost(Diagnosis("DelegationTokenKeyLost", text))
 
-    async def _read(self) -> Found | None:
-        name = security.token_key(self._name)
-        found = self._store.get("Secret", self._namespace, name)
-        found = found or await self._kube.get("v1", "Secret", name, self._namespace)
-        if found is None:
+    async def _read(self) -> TokenKey | None:
+        name = security.format_token_key_secret(self._name)
+        manifest = self._store.get("Secret", self._namespace, name)
+        manifest = manifest or await self._kube.get("v1", "Secret", name, self._namespace)
+        if manifest is None:
             return None
         try:
-            key = secret.data_of(found).get(security.TOKEN_KEY_FILE, b"")
+            key = secret.decode_data(manifest).get(security.TOKEN_KEY_FILE, b"")
         except BadCertificate:
             key = b""
         if not key.strip():
@@ -105,17 +106,19 @@ class TokenKeys:
                 f"backup, or write a new key into {security.TOKEN_KEY_FILE}."
             )
             raise TokenKeyLost(Diagnosis("DelegationTokenKeyInvalid", text))
-        return Found(key, found["metadata"].get("annotations", {}).get(HANDLED, ""))
+        return TokenKey(key, manifest["metadata"].get("annotations", {}).get(HANDLED, ""))
 
-    async def _apply(self, have: Found) -> None:
-        want = secret.manifest(
+    async def _apply(self, have: TokenKey) -> None:
+        want = secret.build_manifest(
             self._namespace,
-            security.token_key(self._name),
-            names.labels(self._name, "security"),
-            secret.encoded({security.TOKEN_KEY_FILE: have.key}),
+            security.format_token_key_secret(self._name),
+            names.build_labels(self._name, "security"),
+            secret.encode_data({security.TOKEN_KEY_FILE: have.key}),
             annotations={HANDLED: have.handled},
         )
-        before = self._store.get("Secret", self._namespace, security.token_key(self._name))
+        before = self._store.get(
+            "Secret", self._namespace, security.format_token_key_secret(self._name)
+        )
         if before is None or has_drifted(want, before) or before.get("data") != want["data"]:
             # The Secret may come from the user, or from a backup.
             self._store.put(await self._kube.apply(want, adopt=True))

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal_operator.model import (
     listeners,
@@ -25,6 +25,13 @@ from shoal_operator.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shoal_operator.model.queue_cluster import (
+        ClusterSpec,
+        NodePoolSettings,
+        PodVariable,
+        QueueCluster,
+    )
+
 #: Consumers that send their rack read from a replica there (KIP-392).
 REPLICA_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 #: UUID namespace of generated cluster ids.
@@ -37,28 +44,31 @@ DYNAMIC = frozenset(
     compression.zstd.level config.providers errors.deadletterqueue.auto.create.topics.enable
     errors.deadletterqueue.topic.name.prefix follower.fetch.last.tiered.offset.enable
     follower.replication.throttled.rate group.consumer.assignment.interval.ms
-    group.coordinator.cached.buffer.max.bytes group.share.assignment.interval.ms
-    group.streams.assignment.interval.ms leader.replication.throttled.rate
-    log.cleaner.backoff.ms log.cleaner.dedupe.buffer.size log.cleaner.delete.retention.ms
-    log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size
-    log.cleaner.io.max.bytes.per.second log.cleaner.max.compaction.lag.ms
-    log.cleaner.min.cleanable.ratio log.cleaner.min.compaction.lag.ms log.cleaner.threads
-    log.cleanup.policy log.flush.interval.messages log.flush.interval.ms
-    log.index.interval.bytes log.index.size.max.bytes log.local.retention.bytes
-    log.local.retention.ms log.message.timestamp.after.max.ms
-    log.message.timestamp.before.max.ms log.message.timestamp.type log.preallocate
-    log.retention.bytes log.retention.ms log.roll.jitter.ms log.roll.ms log.segment.bytes
-    log.segment.delete.delay.ms max.connection.creation.rate max.connections
-    max.connections.per.ip max.connections.per.ip.overrides message.max.bytes metric.reporters
-    min.insync.replicas num.io.threads num.network.threads num.recovery.threads.per.data.dir
+    group.consumer.assignor.offload.enable group.coordinator.cached.buffer.max.bytes
+    group.share.assignment.interval.ms group.share.assignor.offload.enable
+    group.streams.assignment.interval.ms group.streams.assignor.offload.enable
+    leader.replication.throttled.rate log.cleaner.backoff.ms log.cleaner.dedupe.buffer.size
+    log.cleaner.delete.retention.ms log.cleaner.io.buffer.load.factor
+    log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
+    log.cleaner.max.compaction.lag.ms log.cleaner.min.cleanable.ratio
+    log.cleaner.min.compaction.lag.ms log.cleaner.threads log.cleanup.policy
+    log.flush.interval.messages log.flush.interval.ms log.index.interval.bytes
+    log.index.size.max.bytes log.local.retention.bytes log.local.retention.ms
+    log.message.timestamp.after.max.ms log.message.timestamp.before.max.ms
+    log.message.timestamp.type log.preallocate log.remote.copy.lag.bytes
+    log.remote.copy.lag.ms log.retention.bytes log.retention.ms log.roll.jitter.ms
+    log.roll.ms log.segment.bytes log.segment.delete.delay.ms max.connection.creation.rate
+    max.connections max.connections.per.ip max.connections.per.ip.overrides
+    max.decompressed.message.bytes message.max.bytes metric.reporters min.insync.replicas
+    num.io.threads num.network.threads num.recovery.threads.per.data.dir
     num.replica.fetchers producer.id.expiration.ms remote.fetch.max.wait.ms
     remote.list.offsets.request.timeout.ms remote.log.index.file.cache.total.size.bytes
     remote.log.manager.copier.thread.pool.size remote.log.manager.copy.max.bytes.per.second
     remote.log.manager.expiration.thread.pool.size
-    remote.log.manager.fetch.max.bytes.per.second remote.log.manager.follower.thread.pool.size
-    remote.log.reader.threads replica.alter.log.dirs.io.max.bytes.per.second
-    share.coordinator.cached.buffer.max.bytes shoal.log.flush.group.commit
-    shoal.remote.encryption.clear.segments.enable
+    remote.log.manager.fetch.max.bytes.per.second
+    remote.log.manager.follower.thread.pool.size remote.log.reader.threads
+    replica.alter.log.dirs.io.max.bytes.per.second share.coordinator.cached.buffer.max.bytes
+    shoal.log.flush.group.commit shoal.remote.encryption.clear.segments.enable
     transaction.partition.verification.enable unclean.leader.election.enable
     """.split()
 )
@@ -134,7 +144,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 LINE = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029]*")
 
 
-def reserved(name: str) -> str | None:
+def find_replacement(name: str) -> str | None:
     """Return what to use instead of a setting that only the operator sets, else None."""
     if name in ALLOWED:
         return None
@@ -159,105 +169,114 @@ def find_malformed(config: Mapping[str, str]) -> str:
     return ""
 
 
-def first_reserved(spec: Mapping[str, Any]) -> tuple[str, str] | None:
+def find_reserved(spec: ClusterSpec) -> tuple[str, str] | None:
     """Return the path of a reserved setting in `config` or `env`, and what to use instead."""
     for name in sorted(spec.get("config", {})):
-        if remedy := reserved(name):
+        if remedy := find_replacement(name):
             return f"spec.config.{name}", remedy
-    for path, entry in _environments(spec):
-        if found := _reserved_variable(entry["name"]):
-            name, remedy = found
+    for path, entry in _iterate_environments(spec):
+        if match := _find_reserved_variable(entry["name"]):
+            name, remedy = match
             return f"{path} {entry['name']} ({name})", remedy
     return None
 
 
-def _environments(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _iterate_environments(spec: ClusterSpec) -> Iterator[tuple[str, PodVariable]]:
     """Yield the variables of all pod templates, each with the path of its list."""
-    templates = {"spec": spec}
-    templates |= {f"spec.nodePools[{one['name']}]": one for one in spec.get("nodePools", [])}
+    templates: dict[str, ClusterSpec | NodePoolSettings] = {"spec": spec}
+    templates |= {f"spec.nodePools[{pool['name']}]": pool for pool in spec.get("nodePools", [])}
     for path, of in templates.items():
         for entry in of.get("template", {}).get("pod", {}).get("env", []):
             yield f"{path}.template.pod.env", entry
 
 
-def _reserved_variable(given: str) -> tuple[str, str] | None:
+def _find_reserved_variable(variable_name: str) -> tuple[str, str] | None:
     """Return the setting of a variable, or what its name begins with, and what to use instead."""
-    if given in map(variable, ALLOWED):
+    if variable_name in map(format_variable, ALLOWED):
         return None
     for name, remedy in RESERVED.items():
-        if given == variable(name):
+        if variable_name == format_variable(name):
             return name, remedy
     for begin, remedy in RESERVED_PREFIXES.items():
-        if given.startswith(variable(begin)):
+        if variable_name.startswith(format_variable(begin)):
             return f"{begin}*", remedy
     return None
 
 
-def dynamic(cluster: Mapping[str, Any]) -> dict[str, str]:
+def select_dynamic(cluster: QueueCluster) -> dict[str, str]:
     """Return the configs that are set on running brokers."""
     config = cluster["spec"].get("config", {})
-    found = {k: v for k, v in config.items() if k in DYNAMIC} | tiered.sealing(cluster)
-    return dict(sorted(found.items()))
+    configs = {k: v for k, v in config.items() if k in DYNAMIC} | tiered.build_sealing_configs(
+        cluster
+    )
+    return dict(sorted(configs.items()))
 
 
-def static(cluster: Mapping[str, Any]) -> dict[str, str]:
+def select_static(cluster: QueueCluster) -> dict[str, str]:
     """Return the configs of the spec that brokers read when they start."""
     return {k: v for k, v in cluster["spec"].get("config", {}).items() if k not in DYNAMIC}
 
 
-def log_levels(cluster: Mapping[str, Any]) -> dict[str, str]:
+def get_log_levels(cluster: QueueCluster) -> dict[str, str]:
     """Return the wanted levels by logger."""
     return dict((cluster["spec"].get("logging") or {}).get("loggers", {}))
 
 
-def loggers(cluster: Mapping[str, Any]) -> list[str]:
+def list_loggers(cluster: QueueCluster) -> list[str]:
     """Return the loggers whose levels the spec has, or had when it was applied last."""
     applied = cluster.get("status", {}).get("appliedLoggers", [])
-    return sorted({*log_levels(cluster), *applied})
+    return sorted({*get_log_levels(cluster), *applied})
 
 
-def variable(name: str) -> str:
+def format_variable(name: str) -> str:
     """Return the environment variable by which a broker reads a setting."""
     return "SHOAL_" + re.sub(r"[.\-]", "_", name.removeprefix("shoal.")).upper()
 
 
-def set_twice(spec: Mapping[str, Any]) -> tuple[str, str] | None:
+def find_duplicate(spec: ClusterSpec) -> tuple[str, str] | None:
     """Return a variable of a pod template, with its path, and its config if `spec.config` has that
     too.
 
     The broker would silently prefer the variable over its file.
     """
-    names_of = {variable(name): name for name in spec.get("config", {})}
-    for path, entry in _environments(spec):
+    names_of = {format_variable(name): name for name in spec.get("config", {})}
+    for path, entry in _iterate_environments(spec):
         if name := names_of.get(entry["name"]):
             return f"{path} sets {entry['name']}", name
     return None
 
 
-def properties(
-    cluster: Mapping[str, Any], slot: int = 0, *, pool: node_pools.NodePool | None = None
+def format_properties(
+    cluster: QueueCluster, slot: int = 0, *, pool: node_pools.NodePool | None = None
 ) -> str:
     """Return the static configs of all brokers in a slot; slots differ in their ports.
 
     `cluster` is the pool's view; the cluster's own pool is the default.
     """
-    spec, pool = cluster["spec"], pool or node_pools.of(cluster)[0]
-    given = {n["name"].upper(): pod_layout.port(n["port"], slot) for n in spec["listeners"]}
-    controllers = security.controllers(cluster)
-    ports = given | {one.name.upper(): one.port for one in controllers}
+    spec, pool = cluster["spec"], pool or node_pools.list_pools(cluster)[0]
+    listener_ports = {
+        n["name"].upper(): pod_layout.compute_port(n["port"], slot) for n in spec["listeners"]
+    }
+    controllers = security.get_controller_listeners(cluster)
+    ports = listener_ports | {
+        controller.name.upper(): controller.port for controller in controllers
+    }
     # Replicas in one pod would fail together, so pods count, not brokers.
-    replication = min(len(node_pools.broker_pods(cluster)), 3)
+    replication = min(len(node_pools.list_broker_pods(cluster)), 3)
     # Only brokers in slot 0 are controllers.
-    listening = given if slot else ports
+    listening = listener_ports if slot else ports
     if pool.is_controller:
-        listening = {one.name.upper(): one.port for one in controllers}
+        listening = {controller.name.upper(): controller.port for controller in controllers}
+    metrics_port = pod_layout.compute_port(spec["metrics"]["port"], slot)
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
-        "listener.security.protocol.map": ",".join(map(":".join, _protocols(cluster).items())),
-        "controller.listener.names": ",".join(one.name.upper() for one in controllers),
-        "inter.broker.listener.name": listeners.internal(cluster)["name"].upper(),
+        "listener.security.protocol.map": ",".join(map(":".join, _map_protocols(cluster).items())),
+        "controller.listener.names": ",".join(
+            controller.name.upper() for controller in controllers
+        ),
+        "inter.broker.listener.name": listeners.get_internal(cluster)["name"].upper(),
         "log.dirs": names.DATA_DIR,
-        "shoal.metrics.listener": f"0.0.0.0:{pod_layout.port(spec['metrics']['port'], slot)}",
+        "shoal.metrics.listener": f"0.0.0.0:{metrics_port}",
         "offsets.topic.replication.factor": str(replication),
         "share.coordinator.state.topic.replication.factor": str(replication),
         "share.coordinator.state.topic.min.isr": str(max(1, replication - 1)),
@@ -271,92 +290,100 @@ def properties(
         del lines["inter.broker.listener.name"]
     if spec.get("rack"):
         lines["replica.selector.class"] = REPLICA_SELECTOR
-    lines |= security.properties(cluster)
-    lines |= tiered.properties(cluster, replication) | storage.properties(cluster)
-    return _file(lines | static(cluster))
+    lines |= security.build_properties(cluster)
+    lines |= tiered.build_properties(cluster, replication) | storage.build_properties(cluster)
+    return _format_file(lines | select_static(cluster))
 
 
-def _protocols(cluster: Mapping[str, Any]) -> dict[str, str]:
+def _map_protocols(cluster: QueueCluster) -> dict[str, str]:
     """Return the security protocol of each listener, by the listener's name."""
-    found = {n["name"].upper(): security.protocol(n) for n in cluster["spec"]["listeners"]}
-    return found | {one.name.upper(): one.protocol for one in security.controllers(cluster)}
+    protocols = {n["name"].upper(): security.get_protocol(n) for n in cluster["spec"]["listeners"]}
+    return protocols | {
+        controller.name.upper(): controller.protocol
+        for controller in security.get_controller_listeners(cluster)
+    }
 
 
-def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> str:
+def format_broker_properties(cluster: QueueCluster, broker_id: int, advertised: str) -> str:
     """Return the configs of one broker. `advertised` is empty for a dedicated controller.
 
     They are not part of the hash that restarts brokers: the metadata log has the voters, and the
     roller compares the advertised addresses.
     """
-    first, wanted = first_voters(cluster), node_pools.voters(cluster)
+    first, voters = choose_first_voters(cluster), node_pools.list_voters(cluster)
     lines = {
-        "shoal.cluster.id": cluster_id(cluster),
-        "process.roles": ",".join(_roles(cluster, broker_id)),
-        "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
+        "shoal.cluster.id": derive_cluster_id(cluster),
+        "process.roles": ",".join(_list_roles(cluster, broker_id)),
+        "controller.quorum.voters": ",".join(_format_voter(cluster, voter) for voter in first),
     }
     if advertised:
         lines["advertised.listeners"] = advertised
     # Running brokers get a change as a dynamic config; a broker that starts has it from the start.
-    lines |= tiered.sealing(cluster)
-    if "PLAINTEXT" in _protocols(cluster).values():
+    lines |= tiered.build_sealing_configs(cluster)
+    if "PLAINTEXT" in _map_protocols(cluster).values():
         # Other pods reach this listener.
         lines["shoal.insecure.listeners.enable"] = "true"
-    if broker_id in wanted and len(wanted) > 1:
+    if broker_id in voters and len(voters) > 1:
         # A voter that starts later or with an empty volume joins the quorum automatically.
         lines["controller.quorum.auto.join.enable"] = "true"
-    if pod_layout.per_pod(cluster) > 1 and not cluster["spec"].get("rack") and advertised:
-        lines["broker.rack"] = node_pools.pod_name(cluster, pod_layout.pod_of(broker_id))
-    if pod_layout.slot_of(broker_id):
+    if (
+        pod_layout.get_brokers_per_pod(cluster) > 1
+        and not cluster["spec"].get("rack")
+        and advertised
+    ):
+        lines["broker.rack"] = node_pools.format_pod_name(cluster, pod_layout.get_pod(broker_id))
+    if pod_layout.get_slot(broker_id):
         # The pod's number, which Kubernetes passes to containers, is the id in slot 0 only.
         lines["node.id"] = str(broker_id)
-    return _file(lines)
+    return _format_file(lines)
 
 
-def _roles(cluster: Mapping[str, Any], broker_id: int) -> list[str]:
+def _list_roles(cluster: QueueCluster, broker_id: int) -> list[str]:
     """Return the roles of a node. Controllers are all in slot 0."""
-    pool = node_pools.of_pod(cluster, pod_layout.pod_of(broker_id))
+    pool = node_pools.find_pool(cluster, pod_layout.get_pod(broker_id))
     if pool is None or len(pool.roles) == 1:
         return sorted(pool.roles) if pool else [node_pools.BROKER]
     combined = [node_pools.BROKER, node_pools.CONTROLLER]
     return combined if broker_id < node_pools.VOTERS_MAX else combined[:1]
 
 
-def first_voters(cluster: Mapping[str, Any]) -> list[int]:
+def choose_first_voters(cluster: QueueCluster) -> list[int]:
     """Return the current voters, or the wanted ones before the cluster has started."""
-    return cluster.get("status", {}).get("quorumVoters") or node_pools.voters(cluster)
+    return cluster.get("status", {}).get("quorumVoters") or node_pools.list_voters(cluster)
 
 
-def dedicated_controllers(cluster: Mapping[str, Any]) -> dict[int, str]:
+def get_controller_addresses(cluster: QueueCluster) -> dict[int, str]:
     """Return the addresses of dedicated controllers by id."""
-    found = node_pools.controllers(cluster)
-    return {id: _controller(cluster, id) for id in (found.pods if found else ())}
+    pool = node_pools.find_controller_pool(cluster)
+    return {id: _format_controller_address(cluster, id) for id in (pool.pods if pool else ())}
 
 
-def _controller(cluster: Mapping[str, Any], id: int) -> str:
+def _format_controller_address(cluster: QueueCluster, id: int) -> str:
     """Return the address at which nodes reach a controller."""
     meta = cluster["metadata"]
-    domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
-    return f"{node_pools.pod_name(cluster, id)}.{domain}:{security.controllers(cluster)[0].port}"
+    domain = f"{names.format_headless_service(meta['name'])}.{meta['namespace']}.svc"
+    port = security.get_controller_listeners(cluster)[0].port
+    return f"{node_pools.format_pod_name(cluster, id)}.{domain}:{port}"
 
 
-def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
-    return f"{broker_id}@{_controller(cluster, broker_id)}"
+def _format_voter(cluster: QueueCluster, broker_id: int) -> str:
+    return f"{broker_id}@{_format_controller_address(cluster, broker_id)}"
 
 
-def cluster_id(cluster: Mapping[str, Any]) -> str:
+def derive_cluster_id(cluster: QueueCluster) -> str:
     """Return the cluster id, derived from namespace and name until the brokers report it.
 
     A cluster that is created again with retained volumes, or restored from its bucket, thus has the
     same id. One that is restored from another cluster's objects has the id of that one.
     """
     meta, status = cluster["metadata"], cluster.get("status", {})
-    known = status.get("clusterId") or status.get("restore", {}).get("clusterId")
-    known = known or cluster["spec"].get("restoreFrom", {}).get("clusterId")
-    made = uuid.uuid5(NAMESPACE, f"{meta['namespace']}/{meta['name']}").bytes
-    return known or base64.urlsafe_b64encode(made).rstrip(b"=").decode()
+    known_id = status.get("clusterId") or status.get("restore", {}).get("clusterId")
+    known_id = known_id or cluster["spec"].get("restoreFrom", {}).get("clusterId")
+    derived = uuid.uuid5(NAMESPACE, f"{meta['namespace']}/{meta['name']}").bytes
+    return known_id or base64.urlsafe_b64encode(derived).rstrip(b"=").decode()
 
 
-def _file(lines: Mapping[str, str]) -> str:
+def _format_file(lines: Mapping[str, str]) -> str:
     return "".join(f"{k}={_escape(v)}\n" for k, v in sorted(lines.items()))
 
 
@@ -364,6 +391,6 @@ def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def digest(text: str) -> str:
+def compute_digest(text: str) -> str:
     """Return a short hash for annotations."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -6,11 +6,13 @@ capabilities.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+import json
+from typing import TYPE_CHECKING, Literal, get_args
 
 from shoal_operator.model import (
-    assumed,
     broker_config,
+    field_defaults,
     listeners,
     names,
     node_pools,
@@ -22,9 +24,16 @@ from shoal_operator.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from shoal_operator.model.kubernetes import (
+        Container,
+        EnvVar,
+        Probe,
+        SecretVolume,
+        Volume,
+        VolumeMount,
+    )
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.queue_cluster import PodTemplate, PodVariable, QueueCluster
 
 #: User and group of the broker image.
 USER_ID = 1000
@@ -44,7 +53,7 @@ CONTAINER_SECURITY_CONTEXT = {
     "capabilities": {"drop": ["ALL"]},
 }
 #: Fields of `template.pod` that the pod's spec has under the same name.
-FIELDS = (
+_PodField = Literal[
     "nodeSelector",
     "affinity",
     "tolerations",
@@ -55,10 +64,11 @@ FIELDS = (
     "dnsPolicy",
     "dnsConfig",
     "initContainers",
-)
+]
+FIELDS: tuple[_PodField, ...] = get_args(_PodField)
 
 
-def image(cluster: Mapping[str, Any], default_image: str) -> str:
+def choose_image(cluster: QueueCluster, default_image: str) -> str:
     """Return the image of the brokers."""
     spec = cluster["spec"]
     if spec.get("image"):
@@ -71,13 +81,13 @@ def image(cluster: Mapping[str, Any], default_image: str) -> str:
     return default_image
 
 
-def config_file(pod: int | str, slot: int) -> str:
+def format_config_file(pod: int | str, slot: int) -> str:
     """Return the name of a broker's file; `pod` may be a reference to a variable."""
     return f"broker-{pod}-{slot}.properties" if slot else f"broker-{pod}.properties"
 
 
-def template(
-    cluster: Mapping[str, Any],
+def build_template(
+    cluster: QueueCluster,
     default_image: str,
     pull_policy: str,
     *,
@@ -92,62 +102,89 @@ def template(
     """
     has_store = restores or not pool.is_controller
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    over = assumed.fill(spec.get("template", {}).get("pod", {}), assumed.POD_TEMPLATE)
-    annotations = {
-        **over.get("annotations", {}),
-        names.CONFIG_HASH: broker_config.digest(broker_config.properties(cluster, pool=pool)),
-        "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
-        "prometheus.io/port": str(spec["metrics"]["port"]),
-    }
-    if fingerprint := spec.get("delegationTokenKey"):
-        annotations[security.TOKEN_KEY_NOTE] = fingerprint
-    sidecars = over.get("containers", [])
-    if pod_layout.per_pod(cluster) > 1 or sidecars:
-        annotations["kubectl.kubernetes.io/default-container"] = pod_layout.container(0)
-    restart = cluster["metadata"].get("annotations", {}).get(names.RESTART)
-    if restart:
-        annotations[names.RESTART] = restart
+    over = field_defaults.fill(spec.get("template", {}).get("pod", {}), field_defaults.POD_TEMPLATE)
+    annotations = _build_annotations(cluster, pool, over)
+    containers = [
+        _build_container(cluster, pool, default_image, pull_policy, slot, has_store=has_store)
+        for slot in range(pod_layout.get_brokers_per_pod(cluster))
+    ]
+    own_volumes: list[Volume] = [
+        {"name": "config", "configMap": {"name": names.format_stateful_set(name)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+        *storage.build_volumes(cluster),
+        *_build_secret_volumes(cluster, has_store=has_store),
+    ]
     pod: Manifest = {
-        "serviceAccountName": names.stateful_set(name),
+        "serviceAccountName": names.format_stateful_set(name),
         "automountServiceAccountToken": False,
         # The variable SHOAL_…_PORT of a Service named shoal-… would be read as a broker config.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": over["terminationGracePeriodSeconds"],
-        "securityContext": over.get("securityContext", _security_context(openshift=openshift)),
+        "securityContext": over.get(
+            "securityContext", _build_security_context(openshift=openshift)
+        ),
         "topologySpreadConstraints": over.get("topologySpreadConstraints")
-        or _spread(cluster, pool),
-        "containers": [
-            *(
-                _container(cluster, pool, default_image, pull_policy, slot, has_store=has_store)
-                for slot in range(pod_layout.per_pod(cluster))
-            ),
-            *sidecars,
-        ],
-        "volumes": [
-            {"name": "config", "configMap": {"name": names.stateful_set(name)}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
-            *storage.volumes(cluster),
-        ],
+        or _build_spread_constraints(cluster, pool),
+        "containers": [*containers, *over.get("containers", [])],
+        "volumes": [*own_volumes, *over.get("volumes", [])],
     }
-    pod["volumes"] += [*_secret_volumes(cluster, has_store=has_store), *over.get("volumes", [])]
-    for key in FIELDS:
-        if over.get(key):
-            pod[key] = over[key]
-    if key := rack.topology_key(cluster):
+    for field in FIELDS:
+        if over.get(field):
+            pod[field] = over[field]
+    if key := rack.get_topology_key(cluster):
         annotations[names.RACK_KEY] = key
-        pod["volumes"].append(rack.volume())
-        first = rack.container(pod["containers"][0])
+        pod["volumes"].append(rack.build_volume())
+        first = rack.build_container(containers[0])
         pod["initContainers"] = [first, *pod.get("initContainers", [])]
     if spec.get("imagePullSecrets"):
         pod["imagePullSecrets"] = spec["imagePullSecrets"]
-    labels = {**over.get("labels", {}), **names.labels(name), **node_pools.labels(pool)}
-    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
+    labels = {**over.get("labels", {}), **names.build_labels(name), **node_pools.build_labels(pool)}
+    template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
+    annotations[names.TEMPLATE] = _compute_digest(template)
+    return template
 
 
-def _secret_volumes(cluster: Mapping[str, Any], *, has_store: bool) -> list[Manifest]:
-    out = []
-    for volume, secret, _ in _secrets(cluster, has_store=has_store):
-        source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
+def _compute_digest(template: Manifest) -> str:
+    """Return the digest of a pod template without the amounts of CPU and memory.
+
+    Whether there is a request or a limit counts, because no running pod gains or loses one. The
+    init container of racks has the brokers' resources, and has ended.
+    """
+    stripped = copy.deepcopy(template)
+    spec = stripped["spec"]
+    ended = [c for c in spec.get("initContainers", []) if c["name"] == rack.CONTAINER]
+    for container in [*spec["containers"], *ended]:
+        for kind in ("requests", "limits"):
+            amounts = container.get("resources", {}).get(kind, {})
+            amounts |= {name: "" for name in storage.RESIZED if name in amounts}
+    return broker_config.compute_digest(json.dumps(stripped, sort_keys=True))
+
+
+def _build_annotations(
+    cluster: QueueCluster, pool: node_pools.NodePool, over: PodTemplate
+) -> dict[str, str]:
+    spec = cluster["spec"]
+    annotations = {
+        **over.get("annotations", {}),
+        names.CONFIG_HASH: broker_config.compute_digest(
+            broker_config.format_properties(cluster, pool=pool)
+        ),
+        "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
+        "prometheus.io/port": str(spec["metrics"]["port"]),
+    }
+    if fingerprint := cluster.get("delegationTokenKey"):
+        annotations[security.TOKEN_KEY_NOTE] = fingerprint
+    if pod_layout.get_brokers_per_pod(cluster) > 1 or over.get("containers"):
+        annotations["kubectl.kubernetes.io/default-container"] = pod_layout.format_container(0)
+    if restart := cluster["metadata"].get("annotations", {}).get(names.RESTART):
+        annotations[names.RESTART] = restart
+    return annotations
+
+
+def _build_secret_volumes(cluster: QueueCluster, *, has_store: bool) -> list[Volume]:
+    out: list[Volume] = []
+    for volume, secret, _ in _list_secrets(cluster, has_store=has_store):
+        source: SecretVolume = {"secretName": secret, "defaultMode": SECRET_MODE}
         if volume == security.METRICS_TOKEN:
             # Brokers start without it, and then show their metrics to nobody.
             source["optional"] = True
@@ -155,7 +192,7 @@ def _secret_volumes(cluster: Mapping[str, Any], *, has_store: bool) -> list[Mani
     return out
 
 
-def _security_context(*, openshift: bool) -> Manifest:
+def _build_security_context(*, openshift: bool) -> Manifest:
     common: Manifest = {"runAsNonRoot": True, "fsGroupChangePolicy": "OnRootMismatch"}
     if openshift:
         return common
@@ -163,10 +200,10 @@ def _security_context(*, openshift: bool) -> Manifest:
     return {**common, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def _spread(cluster: Mapping[str, Any], pool: node_pools.NodePool) -> list[Manifest]:
-    selector = names.selector(cluster["metadata"]["name"]) | node_pools.labels(pool)
+def _build_spread_constraints(cluster: QueueCluster, pool: node_pools.NodePool) -> list[Manifest]:
+    selector = names.build_selector(cluster["metadata"]["name"]) | node_pools.build_labels(pool)
     keys = ["kubernetes.io/hostname", ZONE]
-    key = rack.topology_key(cluster)
+    key = rack.get_topology_key(cluster)
     if key and key not in keys:
         keys.append(key)
     return [
@@ -180,103 +217,112 @@ def _spread(cluster: Mapping[str, Any], pool: node_pools.NodePool) -> list[Manif
     ]
 
 
-def _container(
-    cluster: Mapping[str, Any],
+def _build_container(
+    cluster: QueueCluster,
     pool: node_pools.NodePool,
     default_image: str,
     pull_policy: str,
     slot: int,
     *,
     has_store: bool,
-) -> Manifest:
+) -> Container:
     spec = cluster["spec"]
     over = spec.get("template", {}).get("pod", {})
     # The chart's pull policy applies to the chart's image only.
     policy = PULL_POLICY if spec.get("image") else pull_policy
-    ready_port = pod_layout.port_name(READY_PORT_NAME, slot)
+    ready_port = pod_layout.format_port_name(READY_PORT_NAME, slot)
     number = POD_INDEX if slot else NODE_ID
     # Kubernetes replaces the reference to the variable.
-    config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', slot)}"
+    config = f"{names.CONFIG_DIR}/{format_config_file(f'$({number})', slot)}"
 
-    def probe(path: str, **timing: int) -> Manifest:
-        return {"httpGet": {"path": path, "port": ready_port}, "timeoutSeconds": 3, **timing}
+    def build_probe(path: str, period_seconds: int, failures: int) -> Probe:
+        return {
+            "httpGet": {"path": path, "port": ready_port},
+            "timeoutSeconds": 3,
+            "periodSeconds": period_seconds,
+            "failureThreshold": failures,
+        }
 
-    container: Manifest = {
-        "name": pod_layout.container(slot),
-        "image": image(cluster, default_image),
+    mounts: list[VolumeMount] = [
+        {"name": pod_layout.format_volume(slot), "mountPath": names.DATA_DIR},
+        {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
+        {"name": "tmp", "mountPath": TMP_DIR},
+    ]
+    mounts += [
+        {"name": volume, "mountPath": path, "readOnly": True}
+        for volume, _, path in _list_secrets(cluster, has_store=has_store)
+    ]
+    container: Container = {
+        "name": pod_layout.format_container(slot),
+        "image": choose_image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy") or policy,
         "args": ["server", "--log-json", "--config", config],
-        "env": _environment(cluster, number, slot, has_store=has_store),
+        "env": _build_environment(cluster, number, slot, has_store=has_store),
         "ports": [
             {"name": name, "containerPort": port}
-            for name, port in ports(cluster, slot, pool).items()
+            for name, port in map_ports(cluster, slot, pool).items()
         ],
-        "volumeMounts": [
-            {"name": pod_layout.volume(slot), "mountPath": names.DATA_DIR},
-            {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
-            {"name": "tmp", "mountPath": TMP_DIR},
-        ],
+        "volumeMounts": [*mounts, *over.get("volumeMounts", [])],
         # The last line of a failed broker's log goes into the pod's status and our condition.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": storage.resources(cluster),
+        "resources": storage.build_resources(cluster),
         "securityContext": over.get("containerSecurityContext", CONTAINER_SECURITY_CONTEXT),
-        "startupProbe": probe("/healthz", periodSeconds=1, failureThreshold=600),
+        "startupProbe": build_probe("/healthz", period_seconds=1, failures=600),
         # The PodDisruptionBudget counts pods that are not ready: a broker that has to catch up
         # protects the others from eviction (ADR 96).
-        "readinessProbe": probe("/readyz?in-sync", periodSeconds=1, failureThreshold=3),
-        "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
+        "readinessProbe": build_probe("/readyz?in-sync", period_seconds=1, failures=3),
+        "livenessProbe": build_probe("/healthz", period_seconds=10, failures=6),
     }
-    for volume, _, path in _secrets(cluster, has_store=has_store):
-        mount = {"name": volume, "mountPath": path, "readOnly": True}
-        container["volumeMounts"].append(mount)
-    container["volumeMounts"] += over.get("volumeMounts", [])
-    others = range(1, pod_layout.per_pod(cluster))
-    if others and not slot:
+    other_slots = range(1, pod_layout.get_brokers_per_pod(cluster))
+    if other_slots and not slot:
         # This broker may be the controller, which the others need to hand over: it stops last.
-        metrics_ports = [str(pod_layout.port(spec["metrics"]["port"], other)) for other in others]
+        metrics_ports = [
+            str(pod_layout.compute_port(spec["metrics"]["port"], other_slot))
+            for other_slot in other_slots
+        ]
         pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *metrics_ports]
         container["lifecycle"] = {"preStop": {"exec": {"command": pre_stop}}}
     return container
 
 
-def ports(cluster: Mapping[str, Any], slot: int, pool: node_pools.NodePool) -> dict[str, int]:
+def map_ports(cluster: QueueCluster, slot: int, pool: node_pools.NodePool) -> dict[str, int]:
     """Return the ports of a pool's container in a slot by name."""
     spec = cluster["spec"]
-    given = {} if pool.is_controller else {n["name"]: n["port"] for n in spec["listeners"]}
+    listener_ports = {} if pool.is_controller else {n["name"]: n["port"] for n in spec["listeners"]}
     # Only brokers in slot 0 are controllers.
-    own = {n.name: n.port for n in security.controllers(cluster)} if not slot else {}
+    own = {n.name: n.port for n in security.get_controller_listeners(cluster)} if not slot else {}
     metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
     return {
-        pod_layout.port_name(name, slot): pod_layout.port(port, slot)
-        for name, port in {**given, **own, **metrics}.items()
+        pod_layout.format_port_name(name, slot): pod_layout.compute_port(port, slot)
+        for name, port in {**listener_ports, **own, **metrics}.items()
     }
 
 
-def _secrets(cluster: Mapping[str, Any], *, has_store: bool) -> list[tuple[str, str, str]]:
+def _list_secrets(cluster: QueueCluster, *, has_store: bool) -> list[tuple[str, str, str]]:
     """Return the name, the Secret and the mount path of volumes with Secrets."""
-    of_store = tiered.volumes(cluster) if has_store else []
-    return [*security.volumes(cluster), *of_store]
+    of_store = tiered.list_volumes(cluster) if has_store else []
+    return [*security.list_volumes(cluster), *of_store]
 
 
-def _environment(
-    cluster: Mapping[str, Any], number: str, slot: int, *, has_store: bool
-) -> list[Manifest]:
+def _build_environment(
+    cluster: QueueCluster, number: str, slot: int, *, has_store: bool
+) -> list[PodVariable]:
     """Return a container's environment; `number` is the variable with the pod's number."""
     fields = {
         listeners.POD_NAME: "metadata.name",
         listeners.NODE_IP: "status.hostIP",
         number: "metadata.labels['apps.kubernetes.io/pod-index']",
     }
-    given = [
+    entries: list[EnvVar] = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in fields.items()
     ]
-    if rack.topology_key(cluster):
-        given.append(rack.variable(RACK))
+    if rack.get_topology_key(cluster):
+        entries.append(rack.build_variable(RACK))
     own = cluster["spec"].get("template", {}).get("pod", {}).get("env", [])
     # `kubectl exec` runs `shoal` as the brokers, which are super users.
-    client = security.shoal_environment(cluster, slot).items()
-    given += [{"name": name, "value": value} for name, value in client]
-    given += tiered.environment(cluster) if has_store else []
-    taken = {e["name"] for e in given}
-    return [*given, *(e for e in own if e["name"] not in taken)]
+    client = security.build_shoal_environment(cluster, slot).items()
+    entries += [{"name": name, "value": value} for name, value in client]
+    entries += tiered.build_environment(cluster) if has_store else []
+    taken_names = {e["name"] for e in entries}
+    return [*entries, *(e for e in own if e["name"] not in taken_names)]

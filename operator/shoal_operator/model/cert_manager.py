@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal_operator import certificates
-from shoal_operator.model import names, security
+from shoal_operator.model import certificates, names, security
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.queue_cluster import QueueCluster
 
 API_VERSION = "cert-manager.io/v1"
 GROUP, ISSUER = "cert-manager.io", "Issuer"
@@ -32,26 +30,26 @@ class IssuerRef(NamedTuple):
         return f"{self.kind} {self.name!r}"
 
 
-def issuer(cluster: Mapping[str, Any], kind: str) -> IssuerRef | None:
+def get_issuer(cluster: QueueCluster, kind: str) -> IssuerRef | None:
     """Return the issuer of an authority; None if the operator or the user makes it."""
-    given = cluster["spec"].get(security.FIELDS[kind], {})
-    if given.get("type") != TYPE:
+    authority = cluster["spec"].get(security.FIELDS[kind], {})
+    if authority.get("type") != TYPE:
         return None
-    ref = given["issuerRef"]
+    ref = authority["issuerRef"]
     return IssuerRef(ref["name"], ref.get("kind", ISSUER), ref.get("group", GROUP))
 
 
-def issued(cluster: str, kind: str) -> str:
+def format_secret_name(cluster: str, kind: str) -> str:
     """Return the name of the Secret that cert-manager writes."""
     return f"{cluster}-{kind}-ca-issued"
 
 
-def certificate(cluster: Mapping[str, Any], kind: str, ref: IssuerRef) -> Manifest:
+def build_certificate(cluster: QueueCluster, kind: str, ref: IssuerRef) -> Manifest:
     """Return the Certificate of an authority. cert-manager renews it with a new key."""
-    meta, settings = cluster["metadata"], security.settings(cluster, kind)
-    labels = names.labels(meta["name"], "security")
+    meta, settings = cluster["metadata"], security.get_settings(cluster, kind)
+    labels = names.build_labels(meta["name"], "security")
     spec: Manifest = {
-        "secretName": issued(meta["name"], kind),
+        "secretName": format_secret_name(meta["name"], kind),
         "secretTemplate": {"labels": labels},
         "commonName": f"{meta['name']}-{kind}-ca",
         "subject": {"organizations": [certificates.ORGANIZATION]},
@@ -71,11 +69,8 @@ def certificate(cluster: Mapping[str, Any], kind: str, ref: IssuerRef) -> Manife
     return {
         "apiVersion": API_VERSION,
         "kind": CERTIFICATE,
-        "metadata": {
-            "name": security.ca(meta["name"], kind),
-            "namespace": meta["namespace"],
-            "labels": labels,
-            "ownerReferences": [names.owner(cluster)],
-        },
+        "metadata": names.build_metadata(
+            cluster, security.format_ca_secret(meta["name"], kind), labels
+        ),
         "spec": spec,
     }

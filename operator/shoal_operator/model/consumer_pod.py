@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.resources.share_consumer import ShareConsumer
 
 
 #: The resources of a container for which the template has none: enough to be scheduled beside pods
@@ -38,31 +39,34 @@ class PodContext(NamedTuple):
     rack_key: str = ""
 
 
-def template(consumer: Mapping[str, Any], given: Mapping[str, Any], about: PodContext) -> Manifest:
-    """Return the pod template `given`, with the group in the environment of its containers."""
-    labels = names.consumer_labels(consumer["metadata"]["name"], about.cluster)
-    made: Manifest = copy.deepcopy(dict(given))
-    pod_meta = made.setdefault("metadata", {})
+def build_template(
+    consumer: ShareConsumer, user_template: Mapping[str, Any], about: PodContext
+) -> Manifest:
+    """Return the pod template `user_template`, with the group in the environment of its
+    containers."""
+    labels = names.build_consumer_labels(consumer["metadata"]["name"], about.cluster)
+    pod_template: Manifest = copy.deepcopy(dict(user_template))
+    pod_meta = pod_template.setdefault("metadata", {})
     pod_meta["labels"] = {**pod_meta.get("labels", {}), **labels}
     variables = [
         {"name": "SHOAL_BOOTSTRAP_SERVERS", "value": about.bootstrap_servers},
         {"name": "SHOAL_GROUP_ID", "value": about.group_id},
         {"name": "SHOAL_TOPICS", "value": ",".join(about.topics)},
     ]
-    _restrict(made["spec"])
-    for container in made["spec"]["containers"]:
+    _restrict(pod_template["spec"])
+    for container in pod_template["spec"]["containers"]:
         container.setdefault("resources", copy.deepcopy(RESOURCES))
-        container["env"] = names.environment(variables, container.get("env", []))
+        container["env"] = names.merge_environment(variables, container.get("env", []))
         if not container.get("image"):
             container["image"] = about.default_image
             container.setdefault("imagePullPolicy", about.pull_policy)
     if about.user_secret:
-        _mount(made["spec"], users.mounted(about.user_secret))
+        _mount(pod_template["spec"], users.make_mounted_secret(about.user_secret))
     if about.rack_key:
         notes = {**pod_meta.get("annotations", {}), names.RACK_KEY: about.rack_key}
         pod_meta["annotations"] = notes
-        _add_rack(made["spec"], about.default_image, about.pull_policy)
-    return made
+        _add_rack(pod_template["spec"], about.default_image, about.pull_policy)
+    return pod_template
 
 
 def _restrict(pod: Manifest) -> None:
@@ -77,36 +81,38 @@ def _restrict(pod: Manifest) -> None:
     parts = [pod, *pod.get("initContainers", []), *pod["containers"]]
     for part in parts:
         part["securityContext"] = dict(part.get("securityContext") or {})
-    own, *others = (part["securityContext"] for part in parts)
+    own, *container_contexts = (part["securityContext"] for part in parts)
     own.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     # The kubelet starts no container as user 0 that may not be root.
-    if all(context.get("runAsUser") != 0 for context in (own, *others)):
+    if all(context.get("runAsUser") != 0 for context in (own, *container_contexts)):
         own.setdefault("runAsNonRoot", True)
-    for context in others:
+    for context in container_contexts:
         capabilities = context.setdefault("capabilities", {"drop": ["ALL"]}) or {}
         # The API server refuses it for a container that is privileged in one of these ways.
         if not context.get("privileged") and "SYS_ADMIN" not in capabilities.get("add", []):
             context.setdefault("allowPrivilegeEscalation", False)
 
 
-def selector(consumer: str) -> dict[str, str]:
+def build_selector(consumer: str) -> dict[str, str]:
     """Return the labels that select a ShareConsumer's pods."""
     return {names.CONSUMER_LABEL: consumer}
 
 
-def _mount(pod: Manifest, user: users.Mounted) -> None:
+def _mount(pod: Manifest, user: users.MountedSecret) -> None:
     """Mount a user's Secret in all containers of a pod."""
     pod.setdefault("volumes", []).append(user.volume)
     for container in pod["containers"]:
         container["volumeMounts"] = users.with_mount(container.get("volumeMounts", []), user)
-        container["env"] = names.environment([user.variable], container["env"])
+        container["env"] = names.merge_environment([user.variable], container["env"])
 
 
 def _add_rack(pod: Manifest, image: str, pull_policy: str) -> None:
     """Give all containers of a pod its rack; the container that waits for it has `image`."""
     context = broker_pod.CONTAINER_SECURITY_CONTEXT
     waiting = {"image": image, "imagePullPolicy": pull_policy, "securityContext": context}
-    pod["initContainers"] = [rack.container(waiting), *pod.get("initContainers", [])]
-    pod.setdefault("volumes", []).append(rack.volume())
+    pod["initContainers"] = [rack.build_container(waiting), *pod.get("initContainers", [])]
+    pod.setdefault("volumes", []).append(rack.build_volume())
     for container in pod["containers"]:
-        container["env"] = names.environment([rack.variable(CLIENT_RACK)], container["env"])
+        container["env"] = names.merge_environment(
+            [rack.build_variable(CLIENT_RACK)], container["env"]
+        )

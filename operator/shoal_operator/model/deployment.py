@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoal_operator.model import consumer_pod, names
+from shoal_operator.model import consumer_pod, kueue, names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shoal_operator.model.consumer_pod import PodContext
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.resources.share_consumer import ShareConsumer
 
 
-def manifest(consumer: Mapping[str, Any], about: PodContext, replicas: int) -> Manifest:
-    """Return a Deployment of `replicas` consumers, with the group in their environment."""
-    meta, given = consumer["metadata"], consumer["spec"]["deployment"]["template"]
+def build_manifest(consumer: ShareConsumer, about: PodContext, replicas: int) -> Manifest:
+    """Return a Deployment of `replicas` consumers, with the group in their environment.
+
+    Kueue admits each pod by itself, so the pods have its labels, too.
+    """
+    meta, pod_template = consumer["metadata"], consumer["spec"]["deployment"]["template"]
+    of_kueue = kueue.select_labels(consumer)
+    template = consumer_pod.build_template(consumer, pod_template, about)
+    template["metadata"]["labels"] |= of_kueue
+    labels = of_kueue | names.build_consumer_labels(meta["name"], about.cluster)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {
-            "name": meta["name"],
-            "namespace": meta["namespace"],
-            "labels": names.consumer_labels(meta["name"], about.cluster),
-            "ownerReferences": [names.owner(consumer)],
-        },
+        "metadata": names.build_metadata(consumer, meta["name"], labels),
         "spec": {
             "replicas": replicas,
-            "selector": {"matchLabels": consumer_pod.selector(meta["name"])},
-            "template": consumer_pod.template(consumer, given, about),
+            "selector": {"matchLabels": consumer_pod.build_selector(meta["name"])},
+            "template": template,
         },
     }

@@ -7,16 +7,18 @@ names.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.client.config_providers import has_references
-from shoal.client.properties import properties
+from shoal.client.properties import parse_properties
 from shoal.security import jaas
 
 from shoal_operator.model.users import MOUNT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from shoal_operator.model.queue_cluster import QueueCluster
 
 TYPE = "external"
 #: The file of client properties in a Secret.
@@ -46,60 +48,60 @@ class BadCredentials(Exception):
     """A Secret has no credentials that the operator can use; the message names the remedy."""
 
 
-def is_external(cluster: Mapping[str, Any]) -> bool:
+def is_external(cluster: QueueCluster) -> bool:
     """Return whether the operator does not run the brokers of a QueueCluster."""
     return bool(cluster["spec"].get("type") == TYPE)
 
 
-def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
+def get_bootstrap_servers(cluster: QueueCluster) -> str:
     """Return the bootstrap servers of an external cluster."""
     return str(cluster["spec"]["external"]["bootstrapServers"])
 
 
-def credentials_secret(cluster: Mapping[str, Any]) -> str:
+def get_credentials_secret(cluster: QueueCluster) -> str:
     """Return the name of the Secret with the operator's credentials, empty without one."""
     return str(cluster["spec"]["external"].get("credentials", {}).get("secretName", ""))
 
 
-def trust_secret(cluster: Mapping[str, Any]) -> tuple[str, str]:
+def get_trust_secret(cluster: QueueCluster) -> tuple[str, str]:
     """Return the name and the key of the Secret with the brokers' CAs, empty without one."""
     trust = cluster["spec"]["external"].get("trust", {})
     return str(trust.get("secretName", "")), str(trust.get("key", "ca.crt"))
 
 
-def needs_secrets(cluster: Mapping[str, Any]) -> bool:
+def needs_secrets(cluster: QueueCluster) -> bool:
     """Return whether the operator reads Secrets before it connects."""
-    return bool(credentials_secret(cluster) or trust_secret(cluster)[0])
+    return bool(get_credentials_secret(cluster) or get_trust_secret(cluster)[0])
 
 
-def client_properties(
+def build_client_properties(
     credentials: Mapping[str, bytes] | None, authorities: bytes | None
 ) -> dict[str, str]:
     """Return the client properties of the operator. Raises `BadCredentials`.
 
-    `credentials` are the values of the Secret that `spec.external.credentials` names, as a
+    `credentials` are the values of the Secret that `spec.list_external.credentials` names, as a
     QueueUser's Secret has them: `client.properties`, or the files that it would name.
     `authorities` are PEM certificates, which replace those of the credentials.
     """
     data = credentials or {}
     if PROPERTIES in data:
-        found = _of_properties(data)
+        client_properties = _read_properties(data)
     elif credentials is None:
-        found = {"security.protocol": "SSL"} if authorities else {}
+        client_properties = {"security.protocol": "SSL"} if authorities else {}
     else:
-        found = _of_files(data)
+        client_properties = _read_files(data)
     if authorities is not None:
-        found["ssl.truststore.certificates"] = _text("the CA", authorities)
-    return found
+        client_properties["ssl.truststore.certificates"] = _decode_text("the CA", authorities)
+    return client_properties
 
 
-def _of_properties(data: Mapping[str, bytes]) -> dict[str, str]:
-    given = dict(properties(_text(PROPERTIES, data[PROPERTIES])))
+def _read_properties(data: Mapping[str, bytes]) -> dict[str, str]:
+    declared = dict(parse_properties(_decode_text(PROPERTIES, data[PROPERTIES])))
     # The operator would replace a reference by a file or a variable of its own pod.
-    if has_references(given):
+    if has_references(declared):
         raise BadCredentials(f"{PROPERTIES} refers to a file or a variable; write the value itself")
-    found: dict[str, str] = {}
-    for name, value in given.items():
+    client_properties: dict[str, str] = {}
+    for name, value in declared.items():
         if name in _FILES:
             key = value.removeprefix(f"{MOUNT}/")
             if key not in data:
@@ -107,42 +109,44 @@ def _of_properties(data: Mapping[str, bytes]) -> dict[str, str]:
                     f"{name} in {PROPERTIES} is {value!r}; name a file of this Secret, such as "
                     f"{MOUNT}/ca.crt"
                 )
-            found |= dict.fromkeys(_FILES[name], _pem(key, data[key]))
+            client_properties |= dict.fromkeys(_FILES[name], _decode_pem(key, data[key]))
         elif name in _STORE_TYPES:
             if value.upper() != "PEM":
                 raise BadCredentials(f"{name} in {PROPERTIES} is {value}; the operator reads PEM")
         elif name in _KEPT:
-            found[name] = value
+            client_properties[name] = value
         elif name not in _IGNORED:
             raise BadCredentials(
                 f"{PROPERTIES} has {name}, which the operator does not use. Remove it; the "
                 f"operator uses {', '.join((*_KEPT[:5], *_FILES))}"
             )
-    if found.get("sasl.mechanism", "").upper() == "OAUTHBEARER":
+    if client_properties.get("sasl.mechanism", "").upper() == "OAUTHBEARER":
         raise BadCredentials("sasl.mechanism is OAUTHBEARER; use SCRAM, PLAIN or a certificate")
-    return found
+    return client_properties
 
 
-def _of_files(data: Mapping[str, bytes]) -> dict[str, str]:
+def _read_files(data: Mapping[str, bytes]) -> dict[str, str]:
     """Return the properties of a Secret without `client.properties`, such as Strimzi makes."""
-    found: dict[str, str] = {}
+    client_properties: dict[str, str] = {}
     if "ca.crt" in data:
-        found["ssl.truststore.certificates"] = _pem("ca.crt", data["ca.crt"])
+        client_properties["ssl.truststore.certificates"] = _decode_pem("ca.crt", data["ca.crt"])
     if "user.crt" in data and "user.key" in data:
-        found["ssl.keystore.certificate.chain"] = _pem("user.crt", data["user.crt"])
-        found["ssl.keystore.key"] = _pem("user.key", data["user.key"])
+        client_properties["ssl.keystore.certificate.chain"] = _decode_pem(
+            "user.crt", data["user.crt"]
+        )
+        client_properties["ssl.keystore.key"] = _decode_pem("user.key", data["user.key"])
     elif "sasl.jaas.config" in data:
-        login = _text("sasl.jaas.config", data["sasl.jaas.config"])
-        found |= {"sasl.mechanism": _mechanism(login), "sasl.jaas.config": login}
-        return found | {"security.protocol": "SASL_SSL"}
-    if not found:
+        login = _decode_text("sasl.jaas.config", data["sasl.jaas.config"])
+        client_properties |= {"sasl.mechanism": _find_mechanism(login), "sasl.jaas.config": login}
+        return client_properties | {"security.protocol": "SASL_SSL"}
+    if not client_properties:
         raise BadCredentials(
             f"it has none of {PROPERTIES}, sasl.jaas.config, user.crt with user.key, and ca.crt"
         )
-    return found | {"security.protocol": "SSL"}
+    return client_properties | {"security.protocol": "SSL"}
 
 
-def _mechanism(login: str) -> str:
+def _find_mechanism(login: str) -> str:
     try:
         module = jaas.parse(login).name.rpartition(".")[2]
     except jaas.JaasError as error:
@@ -155,14 +159,14 @@ def _mechanism(login: str) -> str:
     return _MECHANISMS[module]
 
 
-def _pem(key: str, value: bytes) -> str:
-    text = _text(key, value)
+def _decode_pem(key: str, value: bytes) -> str:
+    text = _decode_text(key, value)
     if "-----BEGIN" not in text:
         raise BadCredentials(f"{key} is not PEM text, which begins with -----BEGIN")
     return text
 
 
-def _text(key: str, value: bytes) -> str:
+def _decode_text(key: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal_operator.model.kubernetes import ObjectMeta, OwnerReference
+
 GROUP = "shoal.dev"
 VERSION = "v1beta1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -25,6 +27,8 @@ SPARK_API = "sparkoperator.k8s.io/v1beta2"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "shoal-operator"}
 CONFIG_HASH = f"{GROUP}/config-hash"
 RESTART = f"{GROUP}/restart"
+#: Annotation of a pod with the digest of its template without the amounts of CPU and memory.
+TEMPLATE = f"{GROUP}/template"
 #: Annotation of a StatefulSet, and of its pods, that restore data directories: the restore's id.
 RESTORE = f"{GROUP}/restore"
 #: Annotations of pods: the label of its node that a pod asks for, and the label's value.
@@ -39,31 +43,31 @@ CONFIG_DIR = "/etc/shoal"
 Manifest = dict[str, Any]
 
 
-def headless(cluster: str) -> str:
+def format_headless_service(cluster: str) -> str:
     return f"{cluster}-brokers"
 
 
-def bootstrap(cluster: str) -> str:
+def format_bootstrap_service(cluster: str) -> str:
     return f"{cluster}-bootstrap"
 
 
-def stateful_set(cluster: str) -> str:
+def format_stateful_set(cluster: str) -> str:
     return f"{cluster}-broker"
 
 
-def pool_stateful_set(cluster: str, pool: str) -> str:
+def format_pool_stateful_set(cluster: str, pool: str) -> str:
     return f"{cluster}-pool-{pool}"
 
 
-def pod(cluster: str, ordinal: int) -> str:
+def format_pod(cluster: str, ordinal: int) -> str:
     return f"{cluster}-broker-{ordinal}"
 
 
-def claim(pod_name: str, volume: str = "data") -> str:
+def format_claim(pod_name: str, volume: str = "data") -> str:
     return f"{volume}-{pod_name}"
 
 
-def selector(cluster: str) -> dict[str, str]:
+def build_selector(cluster: str) -> dict[str, str]:
     """Return the labels that select the brokers' pods; they never change."""
     return {
         "app.kubernetes.io/name": "shoal",
@@ -72,7 +76,7 @@ def selector(cluster: str) -> dict[str, str]:
     }
 
 
-def labels(cluster: str, component: str = "broker") -> dict[str, str]:
+def build_labels(cluster: str, component: str = "broker") -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "shoal",
         "app.kubernetes.io/instance": cluster,
@@ -82,7 +86,7 @@ def labels(cluster: str, component: str = "broker") -> dict[str, str]:
     }
 
 
-def consumer_labels(consumer: str, cluster: str) -> dict[str, str]:
+def build_consumer_labels(consumer: str, cluster: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "shoal-consumer",
         "app.kubernetes.io/instance": consumer,
@@ -93,7 +97,7 @@ def consumer_labels(consumer: str, cluster: str) -> dict[str, str]:
     }
 
 
-def owner(resource: Mapping[str, Any]) -> Manifest:
+def build_owner_reference(resource: Mapping[str, Any]) -> OwnerReference:
     """Return the owner reference to a custom resource, for garbage collection."""
     return {
         "apiVersion": API_VERSION,
@@ -105,12 +109,34 @@ def owner(resource: Mapping[str, Any]) -> Manifest:
     }
 
 
-def environment(given: Sequence[Manifest], own: Sequence[Manifest]) -> list[Manifest]:
-    """Return the EnvVars of a container: the user's (`own`) override the operator's (`given`)."""
-    taken = {e["name"] for e in own}
-    return [*(e for e in given if e["name"] not in taken), *own]
+def build_metadata(
+    owner: Mapping[str, Any],
+    name: str,
+    labels: dict[str, str],
+    annotations: dict[str, str] | None = None,
+) -> ObjectMeta:
+    """Return the metadata of an object that is deleted with the custom resource `owner`, in its
+    namespace."""
+    meta: ObjectMeta = {
+        "name": name,
+        "namespace": owner["metadata"]["namespace"],
+        "labels": labels,
+        "ownerReferences": [build_owner_reference(owner)],
+    }
+    if annotations:
+        meta["annotations"] = annotations
+    return meta
 
 
-def selector_text(wanted: Mapping[str, str]) -> str:
+def merge_environment(
+    defaults: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the EnvVars of a container: the user's (`own`) override the operator's
+    (`defaults`)."""
+    overridden = {e["name"] for e in own}
+    return [*(e for e in defaults if e["name"] not in overridden), *own]
+
+
+def format_selector(labels: Mapping[str, str]) -> str:
     """Return labels in the notation of the scale subresource: `a=b,c=d`."""
-    return ",".join(f"{k}={v}" for k, v in sorted(wanted.items()))
+    return ",".join(f"{k}={v}" for k, v in sorted(labels.items()))

@@ -15,10 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import assumed, names
+from shoal_operator.model import field_defaults, names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from shoal_operator.model.queue_cluster import (
+        ClusterSpec,
+        NodePoolSettings,
+        QueueCluster,
+        QueueClusterStatus,
+    )
 
 #: The roles of a node, as in Kafka's `process.roles`.
 BROKER, CONTROLLER = "broker", "controller"
@@ -56,18 +63,18 @@ class NodePool:
     def stateful_set(self) -> str:
         """The name of its StatefulSet."""
         if not self.name:
-            return names.stateful_set(self.cluster)
-        return names.pool_stateful_set(self.cluster, self.name)
+            return names.format_stateful_set(self.cluster)
+        return names.format_pool_stateful_set(self.cluster, self.name)
 
-    def has(self, pod: int) -> bool:
+    def has_pod(self, pod: int) -> bool:
         """Return whether a pod of this number is, or would be, one of the pool."""
         return self.first_id <= pod < self.first_id + IDS
 
 
-def of(cluster: Mapping[str, Any]) -> list[NodePool]:
+def list_pools(cluster: QueueCluster) -> list[NodePool]:
     """Return the pools of a cluster: its own, then the others in the order of their ids."""
     spec, name = cluster["spec"], cluster["metadata"]["name"]
-    others = [
+    other_pools = [
         NodePool(
             name,
             one["name"],
@@ -75,142 +82,152 @@ def of(cluster: Mapping[str, Any]) -> list[NodePool]:
             int(one["replicas"]),
             frozenset(one["roles"]),
         )
-        for one in (assumed.fill(row, assumed.NODE_POOL) for row in spec.get("nodePools", []))
+        for one in (
+            field_defaults.fill(row, field_defaults.NODE_POOL) for row in spec.get("nodePools", [])
+        )
     ]
-    roles = {BROKER} if any(CONTROLLER in one.roles for one in others) else {BROKER, CONTROLLER}
+    roles = (
+        {BROKER} if any(CONTROLLER in one.roles for one in other_pools) else {BROKER, CONTROLLER}
+    )
     own = NodePool(name, "", 0, int(spec.get("replicas", 1)), frozenset(roles))
-    return [own, *sorted(others, key=lambda one: one.first_id)]
+    return [own, *sorted(other_pools, key=lambda one: one.first_id)]
 
 
-def controllers(cluster: Mapping[str, Any]) -> NodePool | None:
+def find_controller_pool(cluster: QueueCluster) -> NodePool | None:
     """Return the pool of dedicated controllers, None if brokers are the controllers."""
-    return next((one for one in of(cluster) if one.is_controller), None)
+    return next((pool for pool in list_pools(cluster) if pool.is_controller), None)
 
 
-def voters(cluster: Mapping[str, Any]) -> list[int]:
+def list_voters(cluster: QueueCluster) -> list[int]:
     """Return the ids of the wanted voters."""
-    if dedicated := controllers(cluster):
+    if dedicated := find_controller_pool(cluster):
         return list(dedicated.pods)
-    (own, *_) = of(cluster)
+    (own, *_) = list_pools(cluster)
     return list(range(VOTERS_MAX if own.replicas >= VOTERS_MAX else 1))
 
 
-def broker_pods(cluster: Mapping[str, Any]) -> list[int]:
+def list_broker_pods(cluster: QueueCluster) -> list[int]:
     """Return the numbers of the pods that run brokers."""
-    return [pod for one in of(cluster) if not one.is_controller for pod in one.pods]
+    return [pod for pool in list_pools(cluster) if not pool.is_controller for pod in pool.pods]
 
 
-def of_pod(cluster: Mapping[str, Any], pod: int) -> NodePool | None:
+def find_pool(cluster: QueueCluster, pod: int) -> NodePool | None:
     """Return the pool that a pod's number belongs to, None without one."""
-    return next((one for one in of(cluster) if one.has(pod)), None)
+    return next((pool for pool in list_pools(cluster) if pool.has_pod(pod)), None)
 
 
-def pod_name(cluster: Mapping[str, Any], pod: int) -> str:
+def format_pod_name(cluster: QueueCluster, pod: int) -> str:
     """Return the name of a pod. A pod without a pool is named as one of the cluster's own."""
-    found = of_pod(cluster, pod)
-    return f"{found.stateful_set}-{pod}" if found else names.pod(cluster["metadata"]["name"], pod)
+    pool = find_pool(cluster, pod)
+    return (
+        f"{pool.stateful_set}-{pod}" if pool else names.format_pod(cluster["metadata"]["name"], pod)
+    )
 
 
-def given(cluster: Mapping[str, Any], pool: NodePool) -> Mapping[str, Any]:
-    """Return the fields of a pool in the spec; those of the cluster's own are all in the spec."""
+def find_settings(cluster: QueueCluster, pool: NodePool) -> NodePoolSettings | None:
+    """Return the fields of a pool in the spec, None for the cluster's own."""
     rows = cluster["spec"].get("nodePools", [])
-    return next((one for one in rows if one["name"] == pool.name), {})
+    return next((row for row in rows if row["name"] == pool.name), None)
 
 
-def view(cluster: Mapping[str, Any], pool: NodePool) -> names.Manifest:
+def make_view(cluster: QueueCluster, pool: NodePool) -> QueueCluster:
     """Return the cluster with the pool's resources, storage and template in place of its own.
 
     Replicas and pools stay. Pods of controllers have one slot, and keep their disks.
     """
-    spec, own = cluster["spec"], given(cluster, pool)
-    changed: names.Manifest = {}
-    if own.get("resources"):
-        changed["resources"] = own["resources"]
-    if own.get("storage"):
-        changed["storage"] = {**spec["storage"], **own["storage"]}
-    if own.get("template"):
-        changed["template"] = {**spec.get("template", {}), **own["template"]}
+    spec: ClusterSpec = {**cluster["spec"]}
+    if own := find_settings(cluster, pool):
+        if own.get("resources"):
+            spec["resources"] = own["resources"]
+        if own.get("storage"):
+            spec["storage"] = {**spec["storage"], **own["storage"]}
+        if own.get("template"):
+            spec["template"] = {**spec.get("template", {}), **own["template"]}
     if pool.is_controller:
-        changed["brokersPerPod"] = 1
+        spec["brokersPerPod"] = 1
         if spec.get("storage", {}).get("type") == EPHEMERAL:
-            changed["storage"] = {**changed.get("storage", spec["storage"]), "type": PERSISTENT}
-    return {**cluster, "spec": {**spec, **changed}}
+            spec["storage"] = {**spec["storage"], "type": PERSISTENT}
+    return {**cluster, "spec": spec}
 
 
-def is_controller(cluster: Mapping[str, Any], pod: int) -> bool:
+def is_controller(cluster: QueueCluster, pod: int) -> bool:
     """Return whether a pod of this number is a dedicated controller."""
-    found = of_pod(cluster, pod)
-    return found is not None and found.is_controller
+    pool = find_pool(cluster, pod)
+    return pool is not None and pool.is_controller
 
 
-def replicas(cluster: Mapping[str, Any], pods: Iterable[int] = ()) -> dict[str, int]:
+def count_replicas(cluster: QueueCluster, pods: Iterable[int] = ()) -> dict[str, int]:
     """Return the number of pods of each pool, by its name, so that it includes these `pods`."""
-    every = list(pods)
+    pod_numbers = list(pods)
     return {
-        one.name: max([one.replicas, *(p - one.first_id + 1 for p in every if one.has(p))])
-        for one in of(cluster)
+        pool.name: max(
+            [pool.replicas, *(p - pool.first_id + 1 for p in pod_numbers if pool.has_pod(p))]
+        )
+        for pool in list_pools(cluster)
     }
 
 
-def with_replicas(cluster: Mapping[str, Any], counts: Mapping[str, int]) -> names.Manifest:
+def with_replicas(cluster: QueueCluster, counts: Mapping[str, int]) -> QueueCluster:
     """Return the cluster with other numbers of pods, by the pool's name."""
-    spec: names.Manifest = {**cluster["spec"]}
+    spec: ClusterSpec = {**cluster["spec"]}
     if "" in counts:
         spec["replicas"] = counts[""]
     if spec.get("nodePools"):
         spec["nodePools"] = [
-            {**one, "replicas": counts[one["name"]]} if one["name"] in counts else one
-            for one in spec["nodePools"]
+            {**row, "replicas": counts[row["name"]]} if row["name"] in counts else row
+            for row in spec["nodePools"]
         ]
     return {**cluster, "spec": spec}
 
 
-def labels(pool: NodePool) -> dict[str, str]:
+def build_labels(pool: NodePool) -> dict[str, str]:
     """Return the label of a pool's pods and volume claims; those of the cluster's own have none."""
     return {names.NODE_POOL: pool.name} if pool.name else {}
 
 
-def problem(cluster: Mapping[str, Any]) -> str:
+def find_problem(cluster: QueueCluster) -> str:
     """Return what is wrong with the pools of a spec, and the remedy; empty if nothing is.
 
     The schema refuses most of it. The rest needs the status: ids that are in use keep their roles.
     """
-    (own, *others), status = of(cluster), cluster.get("status", {})
-    taken: dict[int, str] = {}
-    for pool in others:
-        where = f"spec.nodePools[{pool.name}]"
-        if pool.first_id in taken:
+    (own, *other_pools), status = list_pools(cluster), cluster.get("status", {})
+    first_ids: dict[int, str] = {}
+    for pool in other_pools:
+        path = f"spec.nodePools[{pool.name}]"
+        if pool.first_id in first_ids:
             return (
-                f"{where}.firstNodeId is {pool.first_id}, as in pool {taken[pool.first_id]!r}. "
+                f"{path}.firstNodeId is {pool.first_id}, as in pool {first_ids[pool.first_id]!r}. "
                 f"Choose another multiple of {IDS}."
             )
-        taken[pool.first_id] = pool.name
+        first_ids[pool.first_id] = pool.name
         if len(pool.roles) != 1:
             return (
-                f"{where}.roles has both roles, which only the brokers of spec.replicas can have. "
+                f"{path}.roles has both roles, which only the brokers of spec.replicas can have. "
                 "Set it to [broker] or to [controller]."
             )
         if len(pool.stateful_set) > NAME_LENGTH_MAX:
             return (
-                f"{where}.name is too long for the names of pods: together with the cluster's name "
-                f"it may have {NAME_LENGTH_MAX - len(names.pool_stateful_set('', ''))} characters. "
-                "Choose a shorter name."
+                f"{path}.name is too long for the names of pods: together with the cluster's name "
+                f"it may have {NAME_LENGTH_MAX - len(names.format_pool_stateful_set('', ''))} "
+                "characters. Choose a shorter name."
             )
-    dedicated = [pool for pool in others if pool.is_controller]
+    dedicated = [pool for pool in other_pools if pool.is_controller]
     if len(dedicated) > 1:
         return (
             f"spec.nodePools has {len(dedicated)} pools with the role controller "
             f"({', '.join(pool.name for pool in dedicated)}). Use one, and spread its pods over "
             "zones."
         )
-    return _changed(others, status) or _voters_left(dedicated or [own], status)
+    return _find_change(other_pools, status) or _find_lost_voter(dedicated or [own], status)
 
 
-def _changed(pools: Iterable[NodePool], status: Mapping[str, Any]) -> str:
+def _find_change(pools: Iterable[NodePool], status: QueueClusterStatus) -> str:
     """Return which pool has other ids or roles than its pods."""
-    known = {row["name"]: row for row in status.get("nodePools", [])}
+    known_rows: dict[str, Mapping[str, Any]] = {
+        row["name"]: row for row in status.get("nodePools", [])
+    }
     for pool in pools:
-        row = known.get(pool.name, {})
+        row = known_rows.get(pool.name, {})
         for field, have in (("firstNodeId", pool.first_id), ("roles", sorted(pool.roles))):
             if row.get(field, have) != have:
                 return (
@@ -221,10 +238,10 @@ def _changed(pools: Iterable[NodePool], status: Mapping[str, Any]) -> str:
     return ""
 
 
-def _voters_left(pools: Iterable[NodePool], status: Mapping[str, Any]) -> str:
+def _find_lost_voter(pools: Iterable[NodePool], status: QueueClusterStatus) -> str:
     """Return which controllers of the cluster the spec no longer has; `pools` has its own."""
     for voter in status.get("quorumVoters", []):
-        pool = next((one for one in pools if one.has(voter)), None)
+        pool = next((candidate for candidate in pools if candidate.has_pod(voter)), None)
         if pool is None:
             return (
                 f"Node {voter} is a controller of this cluster, and spec.nodePools gives the role "

@@ -9,71 +9,71 @@ id. `node_pools` has the numbers of the pods. The rack of all brokers of a pod i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal_operator.model import node_pools
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from shoal_operator.model.queue_cluster import QueueCluster
 
 #: The step between the ids and ports of two slots; it exceeds the number of pods of any cluster.
 STEP = 1000
 
 
-def replicas(cluster: Mapping[str, Any]) -> int:
+def get_replicas(cluster: QueueCluster) -> int:
     """Return the number of pods of the cluster's own pool."""
     return int(cluster["spec"].get("replicas", 1))
 
 
-def per_pod(cluster: Mapping[str, Any]) -> int:
+def get_brokers_per_pod(cluster: QueueCluster) -> int:
     """Return the number of brokers per pod."""
     return int(cluster["spec"].get("brokersPerPod", 1))
 
 
-def brokers(cluster: Mapping[str, Any]) -> list[int]:
+def list_brokers(cluster: QueueCluster) -> list[int]:
     """Return the ids of all brokers, slot by slot."""
-    pods = node_pools.broker_pods(cluster)
-    return [broker(pod, s) for s in range(per_pod(cluster)) for pod in pods]
+    pods = node_pools.list_broker_pods(cluster)
+    return [compute_broker_id(pod, s) for s in range(get_brokers_per_pod(cluster)) for pod in pods]
 
 
-def nodes(cluster: Mapping[str, Any]) -> list[int]:
+def list_nodes(cluster: QueueCluster) -> list[int]:
     """Return the ids of all brokers, then those of dedicated controllers."""
-    dedicated = node_pools.controllers(cluster)
-    return [*brokers(cluster), *(dedicated.pods if dedicated else ())]
+    dedicated = node_pools.find_controller_pool(cluster)
+    return [*list_brokers(cluster), *(dedicated.pods if dedicated else ())]
 
 
-def slots(cluster: Mapping[str, Any], pod: int) -> range:
+def list_slots(cluster: QueueCluster, pod: int) -> range:
     """Return the slots of a pod."""
-    found = node_pools.of_pod(cluster, pod)
-    return range(1 if found and found.is_controller else per_pod(cluster))
+    pool = node_pools.find_pool(cluster, pod)
+    return range(1 if pool and pool.is_controller else get_brokers_per_pod(cluster))
 
 
-def broker(pod: int, slot: int = 0) -> int:
+def compute_broker_id(pod: int, slot: int = 0) -> int:
     """Return a broker id."""
     return pod + STEP * slot
 
 
-def pod_of(broker_id: int) -> int:
+def get_pod(broker_id: int) -> int:
     """Return the ordinal of a broker's pod."""
     return broker_id % STEP
 
 
-def slot_of(broker_id: int) -> int:
+def get_slot(broker_id: int) -> int:
     """Return a broker's slot in its pod."""
     return broker_id // STEP
 
 
-def port(given: int, slot: int) -> int:
-    """Return the port in a slot; `given` is the port of slot 0."""
-    return given + STEP * slot
+def compute_port(base_port: int, slot: int) -> int:
+    """Return the port in a slot; `base_port` is the port of slot 0."""
+    return base_port + STEP * slot
 
 
-def container(slot: int) -> str:
+def format_container(slot: int) -> str:
     """Return the name of the container in a slot: `broker`, `broker1` and so on."""
     return f"broker{slot or ''}"
 
 
-def slot_of_container(name: str) -> int | None:
+def parse_container_slot(name: str) -> int | None:
     """Return the slot of a container, None for a container without a broker."""
     if name == "broker":
         return 0
@@ -81,11 +81,11 @@ def slot_of_container(name: str) -> int | None:
     return int(number) if number != name and number.isdecimal() else None
 
 
-def port_name(name: str, slot: int) -> str:
+def format_port_name(name: str, slot: int) -> str:
     """Return the name of a port in a slot; port names are unique within a pod."""
     return f"{name}-{slot}" if slot else name
 
 
-def volume(slot: int) -> str:
+def format_volume(slot: int) -> str:
     """Return the name of the volume, and of the claim template, in a slot."""
     return f"data{slot or ''}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.queue_cluster import Listener, QueueCluster
 
 #: The versions of a kind that the operator can write, the best one first. From the Gateway API 1.5
 #: on, its standard channel serves v1 alone. Earlier releases have the others in the experimental
@@ -36,49 +37,46 @@ PASSTHROUGH = {
 _ANSWERS = {"Accepted", "ResolvedRefs"}
 
 
-def manifests(cluster: Mapping[str, Any], kind: str, api_version: str) -> list[Manifest]:
+def build_manifests(cluster: QueueCluster, kind: str, api_version: str) -> list[Manifest]:
     """Return the cluster's routes of this kind."""
-    every = [n for n in cluster["spec"]["listeners"] if listeners.kind(n) == kind]
+    routed_listeners = [n for n in cluster["spec"]["listeners"] if listeners.get_kind(n) == kind]
     return [
-        _route(cluster, listener, broker, api_version)
-        for listener in every
-        for broker in (None, *pod_layout.brokers(cluster))
+        _build_route(cluster, listener, broker, api_version)
+        for listener in routed_listeners
+        for broker in (None, *pod_layout.list_brokers(cluster))
     ]
 
 
-def selector(cluster: str) -> dict[str, str]:
+def build_selector(cluster: str) -> dict[str, str]:
     """Return the labels that all routes of a cluster have."""
-    return names.labels(cluster)
+    return names.build_labels(cluster)
 
 
-def _route(
-    cluster: Mapping[str, Any], listener: Mapping[str, Any], broker: int | None, api_version: str
+def _build_route(
+    cluster: QueueCluster, listener: Listener, broker: int | None, api_version: str
 ) -> Manifest:
-    meta = cluster["metadata"]
-    name, host = listeners.service(cluster, listener, broker), listeners.host(listener, broker)
+    name, host = (
+        listeners.format_service_name(cluster, listener, broker),
+        listeners.get_host(listener, broker),
+    )
     # An Ingress without a host would take the connections to all hosts.
     assert host, "the caller has checked listeners.pending()"
-    over = listeners.metadata(listener, listeners.given(listener, broker))
-    notes, spec = over["annotations"], _tls_route(listener, name, host)
-    if listeners.kind(listener) == INGRESS:
-        spec = _ingress(listener, name, host)
+    over = listeners.merge_metadata(listener, listeners.get_overrides(listener, broker))
+    notes, spec = over["annotations"], _build_tls_route_spec(listener, name, host)
+    if listeners.get_kind(listener) == INGRESS:
+        spec = _build_ingress_spec(listener, name, host)
         if listener.get("class") == NGINX:
             notes = PASSTHROUGH | notes
+    labels = over["labels"] | build_selector(cluster["metadata"]["name"])
     return {
         "apiVersion": api_version,
-        "kind": listeners.kind(listener),
-        "metadata": {
-            "name": name,
-            "namespace": meta["namespace"],
-            "labels": over["labels"] | selector(meta["name"]),
-            **({"annotations": notes} if notes else {}),
-            "ownerReferences": [names.owner(cluster)],
-        },
+        "kind": listeners.get_kind(listener),
+        "metadata": names.build_metadata(cluster, name, labels, notes),
         "spec": spec,
     }
 
 
-def _ingress(listener: Mapping[str, Any], service: str, host: str) -> Manifest:
+def _build_ingress_spec(listener: Listener, service: str, host: str) -> Manifest:
     backend = {"service": {"name": service, "port": {"number": listener["port"]}}}
     spec: Manifest = {
         # Without a secretName: the controller has no certificate to show, as brokers have theirs.
@@ -95,45 +93,45 @@ def _ingress(listener: Mapping[str, Any], service: str, host: str) -> Manifest:
     return spec
 
 
-def _tls_route(listener: Mapping[str, Any], service: str, host: str) -> Manifest:
+def _build_tls_route_spec(listener: Listener, service: str, host: str) -> Manifest:
     return {
-        "parentRefs": [dict(one) for one in listener.get("parentRefs", [])],
+        "parentRefs": [dict(parent) for parent in listener.get("parentRefs", [])],
         "hostnames": [host],
         "rules": [{"backendRefs": [{"name": service, "port": listener["port"]}]}],
     }
 
 
-def problem(cluster: Mapping[str, Any]) -> str:
+def find_problem(cluster: QueueCluster) -> str:
     """Return which broker has no host or which two have the same, and the remedy; empty if none."""
-    taken: dict[tuple[str, int], str] = {}
-    for listener, broker in _hosts(cluster):
+    owners: dict[tuple[str, int], str] = {}
+    for listener, broker in _iterate_hosts(cluster):
         name = listener["name"]
-        whose = "bootstrap" if broker is None else f"broker {broker}"
-        host = listeners.host(listener, broker)
+        endpoint = "bootstrap" if broker is None else f"broker {broker}"
+        host = listeners.get_host(listener, broker)
         if not host:
             remedy = "Set bootstrap.host."
             if broker is not None:
                 remedy = "Set hostTemplate, or add the broker with its host to brokers."
-            return f"Listener {name!r} has no host for {whose}. {remedy}"
-        this = f"{whose} of listener {name!r}"
-        other = taken.setdefault((host, listeners.advertised_port(listener)), this)
-        if other != this:
+            return f"Listener {name!r} has no host for {endpoint}. {remedy}"
+        this = f"{endpoint} of listener {name!r}"
+        previous = owners.setdefault((host, listeners.get_advertised_port(listener)), this)
+        if previous != this:
             return (
-                f"{other[0].upper()}{other[1:]} and {this} have the same host {host!r}, by which "
-                "a proxy routes. Give each one its own host."
+                f"{previous[0].upper()}{previous[1:]} and {this} have the same host {host!r}, by "
+                "which a proxy routes. Give each one its own host."
             )
     return ""
 
 
-def _hosts(cluster: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int | None]]:
+def _iterate_hosts(cluster: QueueCluster) -> Iterator[tuple[Listener, int | None]]:
     """Yield the routed listeners, each with every broker, and with None for bootstrap."""
     for listener in cluster["spec"]["listeners"]:
         if listeners.is_routed(listener):
-            for broker in (None, *pod_layout.brokers(cluster)):
+            for broker in (None, *pod_layout.list_brokers(cluster)):
                 yield listener, broker
 
 
-def not_accepted(route: Mapping[str, Any], age_seconds: float, seconds_max: float) -> str:
+def describe_rejection(route: Mapping[str, Any], age_seconds: float, seconds_max: float) -> str:
     """Return why no proxy serves a TLSRoute, in a sentence; empty if one does, or before
     `seconds_max` have passed without an answer."""
     parents = route.get("status", {}).get("parents", [])
@@ -142,11 +140,11 @@ def not_accepted(route: Mapping[str, Any], age_seconds: float, seconds_max: floa
         for condition in parent.get("conditions", []):
             is_new = condition.get("observedGeneration", generation) >= generation
             if condition["type"] in _ANSWERS and condition["status"] == "False" and is_new:
-                said = condition.get("message") or condition.get("reason", "")
-                where = parent.get("parentRef", {})
+                message = condition.get("message") or condition.get("reason", "")
+                parent_ref = parent.get("parentRef", {})
                 return (
-                    f"{where.get('kind', 'Gateway')} {where.get('name', '')!r} does not serve it: "
-                    f"{said.rstrip('.')}."
+                    f"{parent_ref.get('kind', 'Gateway')} {parent_ref.get('name', '')!r} does not "
+                    f"serve it: {message.rstrip('.')}."
                 )
     if not parents and age_seconds > seconds_max:
         return (

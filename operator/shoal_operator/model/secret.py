@@ -6,16 +6,17 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.certificates import BadCertificate
 from shoal_operator.model import names
+from shoal_operator.model.certificates import BadCertificate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shoal_operator.model.kubernetes import ObjectMeta
     from shoal_operator.model.names import Manifest
 
 
-def data_of(secret: Mapping[str, Any]) -> dict[str, bytes]:
+def decode_data(secret: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the values of a Secret. Raises `BadCertificate`."""
     try:
         return {k: base64.b64decode(v, validate=True) for k, v in secret.get("data", {}).items()}
@@ -23,12 +24,12 @@ def data_of(secret: Mapping[str, Any]) -> dict[str, bytes]:
         raise BadCertificate("its data is not in base 64") from None
 
 
-def encoded(data: Mapping[str, bytes]) -> dict[str, str]:
+def encode_data(data: Mapping[str, bytes]) -> dict[str, str]:
     """Return values as the data of a Secret."""
     return {key: base64.b64encode(value).decode() for key, value in data.items()}
 
 
-def manifest(
+def build_manifest(
     namespace: str,
     name: str,
     labels: Mapping[str, str],
@@ -37,12 +38,12 @@ def manifest(
     owner: Mapping[str, Any] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Return a Secret with `encoded` data. It is deleted with its `owner`, if it has one."""
-    meta: Manifest = {"name": name, "namespace": namespace, "labels": dict(labels)}
+    """Return a Secret with `encode_data` data. It is deleted with its `owner`, if it has one."""
+    meta: ObjectMeta = {"name": name, "namespace": namespace, "labels": dict(labels)}
     if annotations:
         meta["annotations"] = dict(annotations)
     if owner is not None:
-        meta["ownerReferences"] = [names.owner(owner)]
+        meta["ownerReferences"] = [names.build_owner_reference(owner)]
     return {
         "apiVersion": "v1",
         "kind": "Secret",

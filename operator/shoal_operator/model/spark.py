@@ -8,15 +8,22 @@ Spark applies; other fields would need Kubeflow's admission webhook.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shoal_operator.model import names, rack, users
+from shoal_operator.model import kueue, names, rack, users
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal_operator.model.kubernetes import EnvVar, SecretVolume, Volume, VolumeMount
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.resources.share_consumer import (
+        ShareConsumer,
+        ShareConsumerSpecSparkDriver,
+        ShareConsumerSpecSparkExecutor,
+    )
 
 #: User id in the project's Spark image and in Spark's image.
 USER_ID = 185
@@ -26,12 +33,34 @@ CHECKPOINT_DIR = "/var/lib/shoal/checkpoint"
 CHECKPOINT_SIZE = "1Gi"
 #: Where the driver finds what it needs to read the scale signal.
 SCALE_DIR = "/etc/shoal/scale"
+#: The role of drivers, which the chart creates. The reference of a binding cannot change, so the
+#: name is the same in every release (ADR 171).
+DRIVER_ROLE = "shoal-spark-driver"
 #: The variable by which executors find the annotations of their pod.
 POD_ANNOTATIONS = "SHOAL_POD_ANNOTATIONS"
-#: Spark's container names.
-DRIVER, EXECUTOR = "spark-kubernetes-driver", "spark-kubernetes-executor"
+#: The role of a pod, as the spec names it.
+Role = Literal["driver", "executor"]
+#: Spark's container names, by the role of the pod.
+CONTAINERS: dict[Role, str] = {
+    "driver": "spark-kubernetes-driver",
+    "executor": "spark-kubernetes-executor",
+}
+CHECKPOINT_VOLUME, SCALE_VOLUME = "checkpoint", "shoal-scale"
 UI_PORT = 4040
+#: Annotations of the driver, by which Prometheus finds Spark's metrics.
+SCRAPING = {
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": str(UI_PORT),
+    "prometheus.io/path": "/metrics/prometheus",
+}
 PULL_POLICY = "IfNotPresent"
+#: The fields of a role that its SparkApplication has under the same names.
+_AMOUNTS: tuple[Literal["coreRequest", "coreLimit", "memory", "memoryOverhead"], ...] = (
+    "coreRequest",
+    "coreLimit",
+    "memory",
+    "memoryOverhead",
+)
 #: Seconds until Kubeflow retries a failed application or submission.
 RETRY_SECONDS = 5
 #: Default Spark properties, which `spec.spark.sparkConf` overrides.
@@ -72,44 +101,55 @@ class WorkloadContext:
     group_id: str
     topics: Sequence[str]
     image: str
-    scale_url: str
-    driver_role: str
+    driver_role_kind: str
     pull_policy: str = PULL_POLICY
     #: The Secret of the user that driver and executors log in as, empty without one.
     user_secret: str = ""
-    #: The Secret with which the driver reads the scale signal, empty if it needs none.
+    #: The Secret with which the driver reads the scale signal, empty if it cannot read one.
     scale_secret: str = ""
+    #: Whether the operator serves the signal by TLS, with a token.
+    scale_login: bool = False
     #: Whether the platform assigns user, group and seccomp profile.
     openshift: bool = False
     #: The node label that has the racks of the cluster, empty without racks.
     rack: str = ""
 
 
-def manifests(consumer: Mapping[str, Any], context: WorkloadContext) -> list[Manifest]:
+def build_manifests(consumer: ShareConsumer, context: WorkloadContext) -> list[Manifest]:
     """Return the objects that the application needs: checkpoint claim, account, role binding."""
     spark = consumer["spec"]["spark"]
-    made = []
-    if _claim(consumer) == checkpoint_name(consumer):
-        made.append(_checkpoint(consumer, context))
+    manifests = []
+    if _get_claim(consumer) == format_checkpoint_name(consumer):
+        manifests.append(_build_checkpoint_claim(consumer, context))
     if not spark.get("serviceAccountName"):
-        made += [_account(consumer, context), _binding(consumer, context)]
-    return made
+        manifests += [_build_account(consumer, context), _build_role_binding(consumer, context)]
+    return manifests
 
 
-def application(
-    consumer: Mapping[str, Any], context: WorkloadContext, *, suspend: bool
+def build_application(
+    consumer: ShareConsumer, context: WorkloadContext, *, suspend: bool
 ) -> Manifest:
-    """Return the SparkApplication; only `suspend` changes while it runs."""
+    """Return the SparkApplication; only `suspend` changes while it runs.
+
+    In a queue of Kueue, that field is Kueue's, and Kueue admits the driver with all executors that
+    it may ever have: it would not know of more.
+    """
     meta, spark = consumer["metadata"], consumer["spec"]["spark"]
+    queued = bool(kueue.get_queue(consumer))
     values = {
         "$(BOOTSTRAP_SERVERS)": context.bootstrap_servers,
         "$(GROUP_ID)": context.group_id,
         "$(TOPICS)": ",".join(context.topics),
-        "$(CHECKPOINT)": checkpoint_uri(consumer),
+        "$(CHECKPOINT)": get_checkpoint_uri(consumer),
         "$(MAX_RECORDS_PER_TRIGGER)": str(spark["maxRecordsPerTrigger"]),
     }
+    application = _build_object(
+        consumer, context, names.SPARK_API, "SparkApplication", meta["name"]
+    )
+    application["metadata"]["labels"] |= kueue.select_labels(consumer)
+    executors = spark["maxExecutors"] if queued else max(1, spark["minExecutors"])
     return {
-        **_object(consumer, context, names.SPARK_API, "SparkApplication", meta["name"]),
+        **application,
         "spec": {
             "type": "Python",
             "pythonVersion": "3",
@@ -118,7 +158,7 @@ def application(
             "imagePullPolicy": spark.get("imagePullPolicy")
             or (PULL_POLICY if spark.get("image") else context.pull_policy),
             "mainApplicationFile": spark["mainApplicationFile"],
-            "arguments": [_filled(a, values) for a in spark.get("arguments", [])],
+            "arguments": [_fill(a, values) for a in spark.get("arguments", [])],
             "sparkVersion": spark["sparkVersion"],
             "sparkConf": {
                 **DEFAULTS,
@@ -130,182 +170,209 @@ def application(
                 "onFailureRetryInterval": RETRY_SECONDS,
                 "onSubmissionFailureRetryInterval": RETRY_SECONDS,
             },
-            "suspend": suspend,
-            "driver": _role(consumer, context, "driver", cores=1)
-            | {"serviceAccount": spark.get("serviceAccountName") or driver_account(consumer)},
-            "executor": _role(consumer, context, "executor", cores=spark["coresPerExecutor"])
-            | {"instances": max(1, spark["minExecutors"])},
+            **({} if queued else {"suspend": suspend}),
+            "driver": _build_role(consumer, context, "driver", cores=1)
+            | {
+                "serviceAccount": spark.get("serviceAccountName") or format_driver_account(consumer)
+            },
+            "executor": _build_role(consumer, context, "executor", cores=spark["coresPerExecutor"])
+            | {"instances": executors},
         },
     }
 
 
-def checkpoint_name(consumer: Mapping[str, Any]) -> str:
+def format_checkpoint_name(consumer: ShareConsumer) -> str:
     """Return the name of the claim that the operator creates; it outlives the ShareConsumer."""
     return f"{consumer['metadata']['name']}-checkpoint"
 
 
-def driver_account(consumer: Mapping[str, Any]) -> str:
+def format_driver_account(consumer: ShareConsumer) -> str:
     return f"{consumer['metadata']['name']}-driver"
 
 
-def checkpoint_uri(consumer: Mapping[str, Any]) -> str:
+def get_checkpoint_uri(consumer: ShareConsumer) -> str:
     """Return the URI of the query's checkpoint."""
-    given = consumer["spec"]["spark"].get("checkpoint", {})
-    return str(given.get("uri") or f"file://{CHECKPOINT_DIR}")
+    checkpoint = consumer["spec"]["spark"].get("checkpoint", {})
+    return str(checkpoint.get("uri") or f"file://{CHECKPOINT_DIR}")
 
 
-def executor_selector(consumer: str) -> dict[str, str]:
+def build_executor_selector(consumer: str) -> dict[str, str]:
     """Return the labels of a ShareConsumer's executors; Spark sets `spark-role`."""
     return {names.CONSUMER_LABEL: consumer, "spark-role": "executor"}
 
 
-def _claim(consumer: Mapping[str, Any]) -> str:
+def _get_claim(consumer: ShareConsumer) -> str:
     """Return the volume claim of the checkpoint, empty with `checkpoint.uri`."""
-    given = consumer["spec"]["spark"].get("checkpoint", {})
-    if given.get("uri"):
+    checkpoint = consumer["spec"]["spark"].get("checkpoint", {})
+    if checkpoint.get("uri"):
         return ""
-    return str(given.get("persistentVolumeClaim") or checkpoint_name(consumer))
+    return str(checkpoint.get("persistentVolumeClaim") or format_checkpoint_name(consumer))
 
 
-def _filled(argument: str, values: Mapping[str, str]) -> str:
+def _fill(argument: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         argument = argument.replace(name, value)
     return argument
 
 
-def _object(
-    consumer: Mapping[str, Any], context: WorkloadContext, api: str, kind: str, name: str
+def _build_object(
+    consumer: ShareConsumer, context: WorkloadContext, api: str, kind: str, name: str
 ) -> Manifest:
-    meta = consumer["metadata"]
-    return {
-        "apiVersion": api,
-        "kind": kind,
-        "metadata": {
-            "name": name,
-            "namespace": meta["namespace"],
-            "labels": names.consumer_labels(meta["name"], context.cluster),
-            "ownerReferences": [names.owner(consumer)],
-        },
-    }
+    labels = names.build_consumer_labels(consumer["metadata"]["name"], context.cluster)
+    metadata = names.build_metadata(consumer, name, labels)
+    return {"apiVersion": api, "kind": kind, "metadata": metadata}
 
 
-def _checkpoint(consumer: Mapping[str, Any], context: WorkloadContext) -> Manifest:
+def _build_checkpoint_claim(consumer: ShareConsumer, context: WorkloadContext) -> Manifest:
     size = consumer["spec"]["spark"].get("checkpoint", {}).get("size", CHECKPOINT_SIZE)
-    made = _object(consumer, context, "v1", "PersistentVolumeClaim", checkpoint_name(consumer))
+    claim = _build_object(
+        consumer, context, "v1", "PersistentVolumeClaim", format_checkpoint_name(consumer)
+    )
     # Without an owner: a new query would number its batches from zero, and a sink that identifies
     # batches by number would skip them.
-    del made["metadata"]["ownerReferences"]
+    del claim["metadata"]["ownerReferences"]
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
-    return {**made, "spec": spec}
+    return {**claim, "spec": spec}
 
 
-def _account(consumer: Mapping[str, Any], context: WorkloadContext) -> Manifest:
-    return _object(consumer, context, "v1", "ServiceAccount", driver_account(consumer))
+def _build_account(consumer: ShareConsumer, context: WorkloadContext) -> Manifest:
+    return _build_object(consumer, context, "v1", "ServiceAccount", format_driver_account(consumer))
 
 
-def _binding(consumer: Mapping[str, Any], context: WorkloadContext) -> Manifest:
+def _build_role_binding(consumer: ShareConsumer, context: WorkloadContext) -> Manifest:
     """Return the RoleBinding that lets the driver run executors in its namespace."""
-    group, name = "rbac.authorization.k8s.io", driver_account(consumer)
+    group, name = "rbac.authorization.k8s.io", format_driver_account(consumer)
     namespace = consumer["metadata"]["namespace"]
     return {
-        **_object(consumer, context, f"{group}/v1", "RoleBinding", name),
-        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": context.driver_role},
+        **_build_object(consumer, context, f"{group}/v1", "RoleBinding", name),
+        "roleRef": {"apiGroup": group, "kind": context.driver_role_kind, "name": DRIVER_ROLE},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
     }
 
 
-def _role(
-    consumer: Mapping[str, Any], context: WorkloadContext, role: str, *, cores: int
+def _build_role(
+    consumer: ShareConsumer, context: WorkloadContext, role: Role, *, cores: int
 ) -> Manifest:
     """Return the part of the spec for the driver or the executors."""
     over = consumer["spec"]["spark"].get(role, {})
-    made: Manifest = {"cores": cores}
-    for key in ("coreRequest", "coreLimit", "memory", "memoryOverhead"):
+    role_spec: Manifest = {"cores": cores}
+    for key in _AMOUNTS:
         if over.get(key):
-            made[key] = over[key]
-    return {**made, "template": _template(consumer, context, role, over)}
+            role_spec[key] = over[key]
+    return {**role_spec, "template": _build_template(consumer, context, role, over)}
 
 
-def _template(
-    consumer: Mapping[str, Any], context: WorkloadContext, role: str, over: Mapping[str, Any]
+def _build_template(
+    consumer: ShareConsumer,
+    context: WorkloadContext,
+    role: Role,
+    over: ShareConsumerSpecSparkDriver | ShareConsumerSpecSparkExecutor,
 ) -> Manifest:
-    spark = consumer["spec"]["spark"]
-    volumes = list(spark.get("volumes", []))
-    mounts = list(over.get("volumeMounts", []))
-    env = list(over.get("env", []))
-    annotations = dict(over.get("annotations", {}))
+    """Return the pod template of the driver or the executors: the user's, with ours over it."""
+    spark, own = consumer["spec"]["spark"], _list_additions(consumer, context, role)
+    given: Manifest = copy.deepcopy(dict(over.get("template", {})))
+    meta, pod = given.get("metadata", {}), given.get("spec", {})
+    name = CONTAINERS[role]
+    containers = pod.get("containers", [])
+    container: Manifest = next((one for one in containers if one["name"] == name), {"name": name})
+    # The cause of a failure goes into the pod's status and from there into our condition.
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    container["securityContext"] = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        **container.get("securityContext", {}),
+    }
+    env = [*container.get("env", []), *over.get("env", [])]
+    container["env"] = names.merge_environment(own.env, env)
+    mounts = [*container.get("volumeMounts", []), *over.get("volumeMounts", [])]
     if context.user_secret:
-        user = users.mounted(context.user_secret)
-        volumes.append(user.volume)
-        mounts = users.with_mount(mounts, user)
-        env = names.environment([user.variable], env)
-    if role == "driver":
-        env = names.environment(_environment(consumer, context), env)
-        annotations = {
-            "prometheus.io/scrape": "true",
-            "prometheus.io/port": str(UI_PORT),
-            "prometheus.io/path": "/metrics/prometheus",
-            **annotations,
-        }
-        if context.scale_secret:
-            volumes.append({"name": "shoal-scale", "secret": {"secretName": context.scale_secret}})
-            mounts.append({"name": "shoal-scale", "mountPath": SCALE_DIR, "readOnly": True})
-        if claim := _claim(consumer):
-            volumes.append({"name": "checkpoint", "persistentVolumeClaim": {"claimName": claim}})
-            mounts.append({"name": "checkpoint", "mountPath": CHECKPOINT_DIR})
-    if role == "executor" and context.rack:
-        # An executor reads from the closest replicas as soon as its pod has the answer.
-        annotations[names.RACK_KEY] = context.rack
-        volumes.append(rack.volume())
-        mounts.append(rack.mount())
-        variable = {"name": POD_ANNOTATIONS, "value": names.POD_ANNOTATIONS}
-        env = names.environment([variable], env)
-    container: Manifest = {
-        "name": DRIVER if role == "driver" else EXECUTOR,
-        # The cause of a failure goes into the pod's status and from there into our condition.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        mounts = users.with_mount(mounts, users.make_mounted_secret(context.user_secret))
+    container["volumeMounts"] = [*mounts, *own.mounts]
+    pod |= {
         "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            **({} if context.openshift else IDS),
+            **pod.get("securityContext", {}),
         },
+        "enableServiceLinks": pod.get("enableServiceLinks", False),
+        # Spark takes the first container for its own.
+        "containers": [container, *(one for one in containers if one["name"] != name)],
+        "volumes": [*pod.get("volumes", []), *spark.get("volumes", []), *own.volumes],
+        "nodeSelector": {**pod.get("nodeSelector", {}), **over.get("nodeSelector", {})},
+        "tolerations": [*pod.get("tolerations", []), *over.get("tolerations", [])],
     }
-    if env:
-        container["env"] = env
-    if mounts:
-        container["volumeMounts"] = mounts
-    pod: Manifest = {
-        "securityContext": {"runAsNonRoot": True, **({} if context.openshift else IDS)},
-        "enableServiceLinks": False,
-        "containers": [container],
-    }
-    for key, value in (
-        ("volumes", volumes),
-        ("nodeSelector", over.get("nodeSelector")),
-        ("tolerations", over.get("tolerations")),
-    ):
-        if value:
-            pod[key] = value
+    _drop_empty(container, "env", "volumeMounts")
+    _drop_empty(pod, "volumes", "nodeSelector", "tolerations")
     labels = {
+        **meta.get("labels", {}),
         **over.get("labels", {}),
-        **names.consumer_labels(consumer["metadata"]["name"], context.cluster),
+        **names.build_consumer_labels(consumer["metadata"]["name"], context.cluster),
+    }
+    annotations = {
+        **(SCRAPING if role == "driver" else {}),
+        **meta.get("annotations", {}),
+        **over.get("annotations", {}),
+        **own.annotations,
     }
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
 
 
-def _environment(consumer: Mapping[str, Any], context: WorkloadContext) -> list[Manifest]:
+def _drop_empty(manifest: Manifest, *fields: str) -> None:
+    for field in fields:
+        if not manifest[field]:
+            del manifest[field]
+
+
+class _Additions(NamedTuple):
+    """What the operator adds to a pod."""
+
+    env: list[EnvVar]
+    volumes: list[Volume]
+    mounts: list[VolumeMount]
+    annotations: dict[str, str]
+
+
+def _list_additions(consumer: ShareConsumer, context: WorkloadContext, role: Role) -> _Additions:
+    own, user = _Additions([], [], [], {}), users.make_mounted_secret(context.user_secret)
+    if context.user_secret:
+        own.volumes.append(user.volume)
+    if role == "driver":
+        own.env.extend(_build_environment(consumer, context))
+        if context.scale_secret:
+            source: SecretVolume = {"secretName": context.scale_secret}
+            own.volumes.append({"name": SCALE_VOLUME, "secret": source})
+            own.mounts.append({"name": SCALE_VOLUME, "mountPath": SCALE_DIR, "readOnly": True})
+        if claim := _get_claim(consumer):
+            own.volumes.append(
+                {"name": CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
+            )
+            own.mounts.append({"name": CHECKPOINT_VOLUME, "mountPath": CHECKPOINT_DIR})
+    elif context.rack:
+        # An executor reads from the closest replicas as soon as its pod has the answer.
+        own.annotations[names.RACK_KEY] = context.rack
+        own.volumes.append(rack.build_volume())
+        own.mounts.append(rack.build_mount())
+        own.env.append({"name": POD_ANNOTATIONS, "value": names.POD_ANNOTATIONS})
+    if context.user_secret:
+        own.env.append(user.variable)
+    return own
+
+
+def _build_environment(consumer: ShareConsumer, context: WorkloadContext) -> list[EnvVar]:
     """Return the driver's environment, which the source and the job read."""
-    meta, spark = consumer["metadata"], consumer["spec"]["spark"]
+    spark = consumer["spec"]["spark"]
     values = {
         "SHOAL_BOOTSTRAP_SERVERS": context.bootstrap_servers,
         "SHOAL_GROUP_ID": context.group_id,
         "SHOAL_TOPICS": ",".join(context.topics),
-        "SHOAL_CHECKPOINT": checkpoint_uri(consumer),
+        "SHOAL_CHECKPOINT": get_checkpoint_uri(consumer),
         "SHOAL_MAX_RECORDS_PER_TRIGGER": str(spark["maxRecordsPerTrigger"]),
         "SHOAL_CORES_PER_EXECUTOR": str(spark["coresPerExecutor"]),
         "SHOAL_MAX_EXECUTORS": str(spark["maxExecutors"]),
-        "SHOAL_SCALE_URL": f"{context.scale_url}/scale/{meta['namespace']}/{meta['name']}",
     }
     if context.scale_secret:
+        values["SHOAL_SCALE_URL_FILE"] = f"{SCALE_DIR}/url"
+    if context.scale_secret and context.scale_login:
         values |= {
             "SHOAL_SCALE_CA_FILE": f"{SCALE_DIR}/ca.crt",
             "SHOAL_SCALE_TOKEN_FILE": f"{SCALE_DIR}/token",

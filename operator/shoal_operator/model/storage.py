@@ -8,20 +8,24 @@ others have all that it has. See ADR 135.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal_operator.model import names, node_pools, pod_layout, tiered
-from shoal_operator.quantities import size_bytes
+from shoal_operator.model.quantities import parse_size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal_operator.model.kubernetes import Volume
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.queue_cluster import QueueCluster, Resources
 
 EPHEMERAL = node_pools.EPHEMERAL
 #: The resources of a broker for which the spec has none. Without requests, a broker gets hardly any
 #: CPU beside pods that have them, and is evicted before them.
-RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
+RESOURCES: Resources = {"requests": {"cpu": "100m", "memory": "256Mi"}}
+#: The resources that a running container can get more or less of.
+RESIZED = ("cpu", "memory")
 #: Brokers among which a cluster with ephemeral disks places three replicas.
 BROKERS_MIN = 3
 #: The part of an emptyDir that logs and cache leave free: for indexes, for what followers and
@@ -42,135 +46,137 @@ _LEAST = {
 _UNCLEAN = "unclean.leader.election.enable"
 
 
-def is_ephemeral(cluster: Mapping[str, Any]) -> bool:
+def is_ephemeral(cluster: QueueCluster) -> bool:
     """Return whether the brokers of a cluster, or the nodes of a pool's view, may lose their
     disks."""
     return bool(cluster["spec"].get("storage", {}).get("type") == EPHEMERAL)
 
 
-def volumes(cluster: Mapping[str, Any]) -> list[Manifest]:
+def build_volumes(cluster: QueueCluster) -> list[Volume]:
     """Return the emptyDirs of a pod, none if its disks are volume claims. `cluster` is the pool's
     view."""
     if not is_ephemeral(cluster):
         return []
     limit = cluster["spec"]["storage"]["size"]
     return [
-        {"name": pod_layout.volume(slot), "emptyDir": {"sizeLimit": limit}}
-        for slot in range(pod_layout.per_pod(cluster))
+        {"name": pod_layout.format_volume(slot), "emptyDir": {"sizeLimit": limit}}
+        for slot in range(pod_layout.get_brokers_per_pod(cluster))
     ]
 
 
-def claim_templates(cluster: Mapping[str, Any], metadata: Manifest) -> list[Manifest]:
+def build_claim_templates(cluster: QueueCluster, metadata: Manifest) -> list[Manifest]:
     """Return the claim templates of a StatefulSet, none if its disks are emptyDirs. `cluster` is
     the pool's view, and `metadata` the claims' labels and annotations."""
-    given = cluster["spec"]["storage"]
+    storage = cluster["spec"]["storage"]
     if is_ephemeral(cluster):
         return []
     claim: Manifest = {
         "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": given["size"]}},
+        "resources": {"requests": {"storage": storage["size"]}},
     }
-    if given.get("storageClassName"):
-        claim["storageClassName"] = given["storageClassName"]
+    for field in ("storageClassName", "volumeAttributesClassName"):
+        if storage.get(field):
+            claim[field] = storage[field]
     return [
-        {"metadata": {"name": pod_layout.volume(slot), **metadata}, "spec": claim}
-        for slot in range(pod_layout.per_pod(cluster))
+        {"metadata": {"name": pod_layout.format_volume(slot), **metadata}, "spec": claim}
+        for slot in range(pod_layout.get_brokers_per_pod(cluster))
     ]
 
 
-def volume_size(cluster: Mapping[str, Any], claims: Sequence[Manifest]) -> str:
+def find_volume_size(cluster: QueueCluster, claims: Sequence[Manifest]) -> str:
     """Return the size to which `spec.storage.size` may return if volumes cannot grow: the largest
     that a claim has or, if it is smaller, requests. Empty without claims.
 
     Claims of pools with a size of their own do not count.
     """
-    own = {one["name"] for one in cluster["spec"].get("nodePools", []) if one.get("storage")}
+    own = {pool["name"] for pool in cluster["spec"].get("nodePools", []) if pool.get("storage")}
     sizes = []
     for claim in claims:
         if claim["metadata"].get("labels", {}).get(names.NODE_POOL) in own:
             continue
-        wanted = claim["spec"]["resources"]["requests"]["storage"]
-        have = claim.get("status", {}).get("capacity", {}).get("storage", wanted)
-        sizes.append(min(wanted, have, key=size_bytes))
-    return "" if is_ephemeral(cluster) else max(sizes, key=size_bytes, default="")
+        requested = claim["spec"]["resources"]["requests"]["storage"]
+        have = claim.get("status", {}).get("capacity", {}).get("storage", requested)
+        sizes.append(min(requested, have, key=parse_size_bytes))
+    return "" if is_ephemeral(cluster) else max(sizes, key=parse_size_bytes, default="")
 
 
-def resources(cluster: Mapping[str, Any]) -> Manifest:
+def build_resources(cluster: QueueCluster) -> Resources:
     """Return the resources of a container: those of the spec or `RESOURCES`, and the space of its
     emptyDir, so that the scheduler chooses a node that has it. `cluster` is the pool's view."""
     spec = cluster["spec"]
-    given: Manifest = spec.get("resources") or RESOURCES
+    base = spec.get("resources") or RESOURCES
     if not is_ephemeral(cluster):
-        return given
-    space = {"ephemeral-storage": spec["storage"]["size"]}
-    return {**given, "requests": space | given.get("requests", {})}
+        return base
+    space: dict[str, int | str] = {"ephemeral-storage": spec["storage"]["size"]}
+    return {**base, "requests": space | base.get("requests", {})}
 
 
-def properties(cluster: Mapping[str, Any]) -> dict[str, str]:
+def build_properties(cluster: QueueCluster) -> dict[str, str]:
     """Return the config that keeps the logs of a broker within its emptyDir. `cluster` is the
     pool's view."""
     if not is_ephemeral(cluster):
         return {}
-    return {"shoal.log.dir.max.bytes": str(max(1, _log_bytes(cluster)))}
+    return {"shoal.log.dir.max.bytes": str(max(1, _compute_log_bytes(cluster)))}
 
 
-def _log_bytes(cluster: Mapping[str, Any]) -> int:
-    size = size_bytes(cluster["spec"]["storage"]["size"])
-    return size - size // _SPARE_PART - tiered.cache_bytes(cluster)
+def _compute_log_bytes(cluster: QueueCluster) -> int:
+    size = parse_size_bytes(cluster["spec"]["storage"]["size"])
+    return size - size // _SPARE_PART - tiered.compute_cache_bytes(cluster)
 
 
-def problem(cluster: Mapping[str, Any]) -> str:
+def find_problem(cluster: QueueCluster) -> str:
     """Return why a cluster may not have ephemeral disks, and the remedy; empty if it may.
 
     The schema refuses a part of it.
     """
     if not is_ephemeral(cluster):
         return ""
-    spec, what = cluster["spec"], "spec.storage.type is ephemeral"
+    spec, subject = cluster["spec"], "spec.storage.type is ephemeral"
     if not tiered.is_enabled(cluster):
         return (
-            f"{what}, which needs spec.tieredStorage: brokers lose their disks with their pods. "
+            f"{subject}, which needs spec.tieredStorage: brokers lose their disks with their pods. "
             "Add it, or set spec.storage.type to persistent."
         )
-    if node_pools.controllers(cluster) is None:
+    if node_pools.find_controller_pool(cluster) is None:
         return (
-            f"{what}, and the first brokers are the controllers: the metadata would be lost with "
-            "their disks. Add a node pool with roles [controller], which keeps its volumes."
+            f"{subject}, and the first brokers are the controllers: the metadata would be lost "
+            "with their disks. Add a node pool with roles [controller], which keeps its volumes."
         )
-    if pod_layout.replicas(cluster) < BROKERS_MIN:
+    if pod_layout.get_replicas(cluster) < BROKERS_MIN:
         return (
-            f"{what}, and spec.replicas is {pod_layout.replicas(cluster)}. Set it to {BROKERS_MIN} "
+            f"{subject}, and spec.replicas is {pod_layout.get_replicas(cluster)}. Set it to "
+            f"{BROKERS_MIN} "
             "or more, so that two others have the records of a broker that loses its disk."
         )
     if spec.get("restoreFrom") is not None:
         return (
-            f"{what}, and a restore writes to disks that the brokers' pods must keep. Remove "
+            f"{subject}, and a restore writes to disks that the brokers' pods must keep. Remove "
             "spec.restoreFrom, or restore into a cluster with spec.storage.type persistent."
         )
-    return _pool_problem(cluster) or _config_problem(spec.get("config", {}))
+    return _find_pool_problem(cluster) or _find_config_problem(spec.get("config", {}))
 
 
-def _pool_problem(cluster: Mapping[str, Any]) -> str:
+def _find_pool_problem(cluster: QueueCluster) -> str:
     """Return which storage class has no effect, or which disk has no room for logs."""
-    for pool in node_pools.of(cluster):
-        view = node_pools.view(cluster, pool)
+    for pool in node_pools.list_pools(cluster):
+        view = node_pools.make_view(cluster, pool)
         if not is_ephemeral(view):
             continue
-        where = f"spec.nodePools[{pool.name}]" if pool.name else "spec"
+        path = f"spec.nodePools[{pool.name}]" if pool.name else "spec"
         if view["spec"]["storage"].get("storageClassName"):
             return (
-                f"{where}.storage.storageClassName has no effect, since spec.storage.type is "
+                f"{path}.storage.storageClassName has no effect, since spec.storage.type is "
                 "ephemeral. Remove it."
             )
-        if _log_bytes(view) <= 0:
+        if _compute_log_bytes(view) <= 0:
             return (
-                f"spec.tieredStorage.cacheSize leaves no room for logs in {where}.storage.size: "
+                f"spec.tieredStorage.cacheSize leaves no room for logs in {path}.storage.size: "
                 f"{100 // _SPARE_PART} % of an ephemeral disk stay free. Lower it."
             )
     return ""
 
 
-def _config_problem(config: Mapping[str, str]) -> str:
+def _find_config_problem(config: Mapping[str, str]) -> str:
     """Return which config would lose records with the disk of one broker."""
     for name, least in _LEAST.items():
         value = str(config.get(name, least)).strip()
@@ -187,17 +193,17 @@ def _config_problem(config: Mapping[str, str]) -> str:
     return ""
 
 
-def changed(cluster: Mapping[str, Any], stateful_sets: Mapping[str, Manifest]) -> str:
+def find_changed_disks(cluster: QueueCluster, stateful_sets: Mapping[str, Manifest]) -> str:
     """Return which StatefulSet has disks of the other type, and the remedy; empty if none has.
 
     `stateful_sets` are those of the cluster, by name.
     """
-    for pool in node_pools.of(cluster):
+    for pool in node_pools.list_pools(cluster):
         have = stateful_sets.get(pool.stateful_set)
         if have is None:
             continue
         was = "persistent" if have["spec"].get("volumeClaimTemplates") else EPHEMERAL
-        now = EPHEMERAL if is_ephemeral(node_pools.view(cluster, pool)) else "persistent"
+        now = EPHEMERAL if is_ephemeral(node_pools.make_view(cluster, pool)) else "persistent"
         if was != now:
             return (
                 f"spec.storage.type cannot change from {was} to {now}: StatefulSet "
@@ -207,7 +213,7 @@ def changed(cluster: Mapping[str, Any], stateful_sets: Mapping[str, Manifest]) -
     return ""
 
 
-def lost_before(cluster: Mapping[str, Any], stateful_set: object, claims: list[Manifest]) -> str:
+def find_lost_disks(cluster: QueueCluster, stateful_set: object, claims: list[Manifest]) -> str:
     """Return why a cluster may not begin with the controllers' volumes of an earlier one, whose
     brokers' disks are lost; empty if it may.
 
@@ -216,9 +222,10 @@ def lost_before(cluster: Mapping[str, Any], stateful_set: object, claims: list[M
     begun = stateful_set is not None or bool(cluster.get("status", {}).get("clusterId"))
     if begun or not claims or not is_ephemeral(cluster):
         return ""
-    which = ", ".join(claim["metadata"]["name"] for claim in claims)
+    claim_names = ", ".join(claim["metadata"]["name"] for claim in claims)
     return (
-        f"The controllers of an earlier cluster of this name have left volume claims: {which}. The "
+        "The controllers of an earlier cluster of this name have left volume claims: "
+        f"{claim_names}. The "
         "disks of its brokers are lost. Delete these claims to begin with an empty cluster. To get "
         "the tiered topics back, delete the claims and set spec.storage.type to persistent and "
         "spec.restoreFrom."

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoal_operator.quantities import duration_ms, size_bytes
+from shoal_operator.model.quantities import parse_duration_ms, parse_size_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from shoal_operator.model.names import Manifest
+    from shoal_operator.model.kubernetes import EnvVar, SecretKeyRef
+    from shoal_operator.model.queue_cluster import QueueCluster, TieredStorage
+    from shoal_operator.model.resources.queue_topic import QueueTopicSpec
 
 S3, GCS, AZURE = "S3", "GCS", "Azure"
 _SCHEMES = {S3: "s3", GCS: "gs", AZURE: "az"}
@@ -32,98 +32,101 @@ _KEYS = "remote-keys"
 KEYS_DIR = "/etc/shoal-remote-keys"
 
 
-def is_enabled(cluster: Mapping[str, Any]) -> bool:
+def is_enabled(cluster: QueueCluster) -> bool:
     """Return whether the brokers have an object store."""
     return bool(cluster["spec"].get("tieredStorage"))
 
 
-def url(given: Mapping[str, Any]) -> str:
+def build_url(store: TieredStorage) -> str:
     """Return the URL of the store."""
-    parts = [given["account"]] if given["type"] == AZURE else []
-    parts += [given["bucket"], *filter(None, [given.get("prefix", "").strip("/")])]
-    return f"{_SCHEMES[given['type']]}://{'/'.join(parts)}"
+    parts = [store["account"]] if store["type"] == AZURE else []
+    parts += [store["bucket"], *filter(None, [store.get("prefix", "").strip("/")])]
+    return f"{_SCHEMES[store['type']]}://{'/'.join(parts)}"
 
 
-def cache_bytes(cluster: Mapping[str, Any]) -> int:
+def compute_cache_bytes(cluster: QueueCluster) -> int:
     """Return the size of a broker's cache. `cluster` is the pool's view."""
     spec = cluster["spec"]
     if cache := spec["tieredStorage"].get("cacheSize"):
-        return size_bytes(cache)
-    return size_bytes(spec["storage"]["size"]) // _CACHE_PART
+        return parse_size_bytes(cache)
+    return parse_size_bytes(spec["storage"]["size"]) // _CACHE_PART
 
 
-def properties(cluster: Mapping[str, Any], replication: int) -> dict[str, str]:
+def build_properties(cluster: QueueCluster, replication: int) -> dict[str, str]:
     """Return the configs of the brokers; `replication` is that of internal topics."""
     if not is_enabled(cluster):
         return {}
-    given = cluster["spec"]["tieredStorage"]
-    found = {
+    settings = cluster["spec"]["tieredStorage"]
+    configs = {
         "remote.log.storage.system.enable": "true",
         "rlmm.config.remote.log.metadata.topic.replication.factor": str(replication),
-        "shoal.remote.store.url": url(given),
-        "shoal.remote.chunk.cache.bytes": str(max(1, cache_bytes(cluster))),
-        "shoal.remote.copy.interval.ms": str(duration_ms(given.get("copyInterval", "1h"))),
+        "shoal.remote.store.url": build_url(settings),
+        "shoal.remote.chunk.cache.bytes": str(max(1, compute_cache_bytes(cluster))),
+        "shoal.remote.copy.interval.ms": str(parse_duration_ms(settings.get("copyInterval", "1h"))),
     }
     for field in ("endpoint", "region"):
-        if given.get(field):
-            found[f"shoal.remote.store.{field}"] = given[field]
-    if given.get("encryption"):
-        found["shoal.remote.encryption.key.directory"] = KEYS_DIR
-    return found
+        if settings.get(field):
+            configs[f"shoal.remote.store.{field}"] = settings[field]
+    if settings.get("encryption"):
+        configs["shoal.remote.encryption.key.directory"] = KEYS_DIR
+    return configs
 
 
-def sealing(cluster: Mapping[str, Any]) -> dict[str, str]:
+def build_sealing_configs(cluster: QueueCluster) -> dict[str, str]:
     """Return the configs by which brokers seal new objects. They change without a restart."""
-    given = cluster["spec"].get("tieredStorage") or {}
-    found = {}
-    if given.get("compression", "uncompressed") != "uncompressed":
-        found["shoal.remote.compression.type"] = given["compression"]
-    if key_id := given.get("encryption", {}).get("keyId"):
-        found["shoal.remote.encryption.key.id"] = key_id
-    return found
+    settings, configs = cluster["spec"].get("tieredStorage"), {}
+    if not settings:
+        return {}
+    if settings.get("compression", "uncompressed") != "uncompressed":
+        configs["shoal.remote.compression.type"] = settings["compression"]
+    if key_id := settings.get("encryption", {}).get("keyId"):
+        configs["shoal.remote.encryption.key.id"] = key_id
+    return configs
 
 
-def has_clear_backups(cluster: Mapping[str, Any]) -> bool:
+def has_clear_backups(cluster: QueueCluster) -> bool:
     """Return whether there are keys, but none encrypts what brokers write now."""
-    return bool(volumes(cluster)) and "shoal.remote.encryption.key.id" not in sealing(cluster)
+    return bool(
+        list_volumes(cluster)
+    ) and "shoal.remote.encryption.key.id" not in build_sealing_configs(cluster)
 
 
-def volumes(cluster: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def list_volumes(cluster: QueueCluster) -> list[tuple[str, str, str]]:
     """Return the name, the Secret and the mount path of the volume with the keys, if there is one.
 
     Kubernetes updates the files of the volume when the Secret changes.
     """
-    given = cluster["spec"].get("tieredStorage") or {}
-    secret = given.get("encryption", {}).get("secretName")
+    settings = cluster["spec"].get("tieredStorage")
+    secret = settings.get("encryption", {}).get("secretName") if settings else None
     return [(_KEYS, secret, KEYS_DIR)] if secret else []
 
 
-def environment(cluster: Mapping[str, Any]) -> list[Manifest]:
+def build_environment(cluster: QueueCluster) -> list[EnvVar]:
     """Return the variables with the credentials, which come from the Secret.
 
     Without one, the brokers' ServiceAccount has a cloud identity.
     """
-    given = cluster["spec"].get("tieredStorage") or {}
-    secret = given.get("credentials", {}).get("secretName")
-    if not secret:
+    settings = cluster["spec"].get("tieredStorage")
+    secret = settings.get("credentials", {}).get("secretName") if settings else None
+    if not settings or not secret:
         return []
-    out: list[Manifest] = []
-    for key, required in _CREDENTIALS[given["type"]].items():
-        reference: Manifest = {"name": secret, "key": key}
+    out: list[EnvVar] = []
+    for key, required in _CREDENTIALS[settings["type"]].items():
+        reference: SecretKeyRef = {"name": secret, "key": key}
         if not required:
             reference["optional"] = True
         out.append({"name": key, "valueFrom": {"secretKeyRef": reference}})
     return out
 
 
-def topic_config(spec: Mapping[str, Any]) -> dict[str, str]:
+def build_topic_config(spec: QueueTopicSpec) -> dict[str, str]:
     """Return all configs of a QueueTopic: those in `config`, and those of its fields."""
-    found = dict(spec.get("config", {}))
+    configs = dict(spec.get("config", {}))
     if "tiered" in spec:
-        found[_ENABLE] = str(spec["tiered"]).lower()
-    kept = spec.get("localRetention", {})
-    if kept.get("time"):
-        found["local.retention.ms"] = str(duration_ms(kept["time"]))
-    if kept.get("size"):
-        found["local.retention.bytes"] = str(size_bytes(kept["size"]))
-    return found
+        configs[_ENABLE] = str(spec["tiered"]).lower()
+    local_retention = spec.get("localRetention", {})
+    if local_retention.get("time"):
+        configs["local.retention.ms"] = str(parse_duration_ms(local_retention["time"]))
+    if local_retention.get("size"):
+        configs["local.retention.bytes"] = str(parse_size_bytes(local_retention["size"]))
+    return configs

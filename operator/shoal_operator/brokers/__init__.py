@@ -1,0 +1,1 @@
+"""Calls to brokers: observing pods, rolling, moving replicas."""

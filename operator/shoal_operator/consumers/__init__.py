@@ -1,0 +1,1 @@
+"""ShareConsumers: their workloads and how many of them run."""

@@ -1,0 +1,1 @@
+"""The Kubernetes API: objects, events and leases."""

@@ -1,0 +1,437 @@
+"""Requests to the API server: server-side apply, status patches, events.
+
+Objects are plain manifests. `metrics.API_CALLS` counts requests by verb. Every error is a
+`KubeError` with the HTTP status and the server's message.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+
+from shoal_operator import metrics
+from shoal_operator.model import names
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+
+    from lightkube.config.kubeconfig import SingleConfig
+
+    from shoal_operator.model.names import Manifest
+
+#: Plurals of the kinds that the operator uses.
+PLURALS = {
+    "Node": "nodes",
+    "Pod": "pods",
+    "Service": "services",
+    "ServiceAccount": "serviceaccounts",
+    "ConfigMap": "configmaps",
+    "Secret": "secrets",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Event": "events",
+    "StatefulSet": "statefulsets",
+    "Deployment": "deployments",
+    "Job": "jobs",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "NetworkPolicy": "networkpolicies",
+    "Ingress": "ingresses",
+    "TLSRoute": "tlsroutes",
+    "RoleBinding": "rolebindings",
+    "Lease": "leases",
+    "SparkApplication": "sparkapplications",
+    "Workload": "workloads",
+    "Certificate": "certificates",
+    "Issuer": "issuers",
+    "ClusterIssuer": "clusterissuers",
+    "CustomResourceDefinition": "customresourcedefinitions",
+    "QueueCluster": "queueclusters",
+    "QueueTopic": "queuetopics",
+    "QueueUser": "queueusers",
+    "ShareGroup": "sharegroups",
+    "ShareConsumer": "shareconsumers",
+    "Redrive": "redrives",
+    "QueueRebalance": "queuerebalances",
+    "QueueSchedule": "queueschedules",
+}
+TIMEOUT_SECONDS = 20.0
+PAGE_OBJECTS = 500
+#: How long one watch lasts before the next one starts.
+WATCH_SECONDS = 290
+#: Labels with the name of the resource for which an object was created, and its kind. The first one
+#: counts: objects of consumers and users also have the label of their cluster, which may change.
+_OWNERS = {
+    names.CONSUMER_LABEL: "ShareConsumer",
+    names.USER_LABEL: "QueueUser",
+    names.CLUSTER_LABEL: "QueueCluster",
+}
+_MANAGER = {"fieldManager": names.FIELD_MANAGER}
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+
+
+class KubeError(Exception):
+    """The API server refused (`status` is the HTTP status) or did not answer (`status` 0)."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def terminating(self) -> bool:
+        """Whether the namespace is being deleted, so that nothing can be created in it."""
+        return self.status == 403 and "being terminated" in str(self)
+
+
+class NotOwned(KubeError):
+    """An object of this name exists that the operator did not create; it has not been changed."""
+
+    def __init__(self, want: Manifest) -> None:
+        labels = want["metadata"].get("labels", {})
+        object_kind, name = want["kind"], want["metadata"]["name"]
+        of = next(f"{kind} {labels[key]!r}" for key, kind in _OWNERS.items() if key in labels)
+        super().__init__(
+            409,
+            f"{object_kind} {name!r} exists, and was not created for {of}. It stays as it is. "
+            f"Delete the {object_kind}, or choose another name for the resource.",
+        )
+
+
+def is_own(want: Manifest, have: Manifest) -> bool:
+    """Return whether `have` was created for the same resource as `want`: as its labels say or, if
+    somebody has removed them, its owner."""
+    labels, actual = want["metadata"].get("labels", {}), have["metadata"].get("labels", {})
+    key = next((key for key in _OWNERS if key in labels), "")
+    if not key or all(actual.get(one) == labels[one] for one in (names.MANAGED_BY, key)):
+        return True
+    owners = {one["uid"] for one in have["metadata"].get("ownerReferences", [])}
+    return any(one["uid"] in owners for one in want["metadata"].get("ownerReferences", []))
+
+
+def build_event(
+    about: Mapping[str, Any], reason: str, message: str, component: str, *, warning: bool
+) -> Manifest:
+    """Return an event on an object that happened now, once; it has no name yet."""
+    meta, stamp = about["metadata"], format_now()
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"namespace": meta["namespace"]},
+        "involvedObject": {
+            "apiVersion": about["apiVersion"],
+            "kind": about["kind"],
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta.get("uid", ""),
+        },
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": message[:1024],
+        "source": {"component": component},
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+
+
+def name_event(about: Mapping[str, Any], reason: str, subject: str) -> str:
+    """Return the name of the one event on an object with this reason and subject."""
+    meta = about["metadata"]
+    digest = hashlib.sha256(f"{meta.get('uid')} {reason} {subject}".encode()).hexdigest()[:16]
+    return f"{meta['name']}.{digest}"
+
+
+def format_now() -> str:
+    """Return the time as RFC 3339 in UTC, in whole seconds."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _build_path(api_version: str, kind: str, namespace: str | None, name: str = "") -> str:
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    namespace_path = f"/namespaces/{namespace}" if namespace else ""
+    return f"{root}{namespace_path}/{PLURALS[kind]}" + (f"/{name}" if name else "")
+
+
+def _build_object_path(manifest: Mapping[str, Any]) -> str:
+    meta = manifest["metadata"]
+    return _build_path(
+        manifest["apiVersion"], manifest["kind"], meta.get("namespace"), meta["name"]
+    )
+
+
+def _build_selector_params(labels: Mapping[str, str] | str) -> dict[str, str]:
+    text = labels if isinstance(labels, str) else names.format_selector(labels)
+    return {"labelSelector": text} if text else {}
+
+
+class KubeClient:
+    """Requests to one API server as one field manager."""
+
+    def __init__(self, config: SingleConfig) -> None:
+        # Not at the top: `shoal up` keeps objects in a folder, and loads no library of Kubernetes.
+        from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+
+        timeout = httpx2.Timeout(TIMEOUT_SECONDS)
+        self._web = AsyncClient(config, ConnectionParams(timeout=timeout))
+
+    async def close(self) -> None:
+        await self._web.aclose()
+
+    async def _call(
+        self,
+        verb: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        params: Mapping[str, str] | None = None,
+    ) -> Manifest:
+        metrics.API_CALLS.labels(verb).inc()
+        method = {"list": "GET", "create": "POST", "replace": "PUT"}.get(verb, verb.upper())
+        try:
+            answer = await self._web.request(
+                method,
+                path,
+                params=params,
+                content=None if body is None else json.dumps(body),
+                headers={"Content-Type": content_type},
+            )
+        except httpx2.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise KubeError(0, f"the API server did not answer: {reason}") from None
+        try:
+            result: Manifest = answer.json()
+        except ValueError:
+            result = {"message": answer.text[:200]}
+        if answer.is_error:
+            raise KubeError(answer.status_code, result.get("message") or answer.reason_phrase)
+        return result
+
+    async def find_missing_kinds(self, kinds: Iterable[str]) -> list[str]:
+        """Return those of the project's kinds that the API server does not serve."""
+        try:
+            resource_list = await self._call("get", f"/apis/{names.API_VERSION}")
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            resource_list = {}
+        served = {r["kind"] for r in resource_list.get("resources", []) if "watch" in r["verbs"]}
+        return [kind for kind in kinds if kind not in served]
+
+    async def has_group(self, group: str) -> bool:
+        """Return whether the API server has an API group."""
+        try:
+            await self._call("get", f"/apis/{group}")
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    async def has_kind(self, api_version: str, kind: str) -> bool:
+        """Return whether the API server has a kind in this version of its group."""
+        try:
+            resource_list = await self._call("get", f"/apis/{api_version}")
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return False
+        return any(resource["kind"] == kind for resource in resource_list.get("resources", []))
+
+    async def get(self, api_version: str, kind: str, name: str, namespace: str) -> Manifest | None:
+        """Return the object, None if it does not exist; `namespace` is empty for nodes."""
+        try:
+            return await self._call("get", _build_path(api_version, kind, namespace, name))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def get_scale(
+        self, api_version: str, kind: str, name: str, namespace: str
+    ) -> Manifest | None:
+        """Return the subresource `get_scale` of a workload, None if the workload does not exist."""
+        try:
+            return await self._call(
+                "get", _build_path(api_version, kind, namespace, name) + "/scale"
+            )
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def set_scale(
+        self, api_version: str, kind: str, name: str, namespace: str, replicas: int
+    ) -> None:
+        """Set the number of replicas of a workload through its subresource `get_scale`."""
+        path = _build_path(api_version, kind, namespace, name) + "/scale"
+        await self._call("patch", path, {"spec": {"replicas": replicas}}, _MERGE, _MANAGER)
+
+    async def list_warnings(self, namespace: str, involved: Collection[str]) -> list[Manifest]:
+        """Return the warning events about objects of these names; none if it is not allowed."""
+        params = {"limit": str(PAGE_OBJECTS), "fieldSelector": "type=Warning"}
+        try:
+            page = await self._call("list", _build_path("v1", "Event", namespace), params=params)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            return []
+        return [
+            event
+            for event in page["items"]
+            if event.get("type") == "Warning" and event["involvedObject"]["name"] in involved
+        ]
+
+    async def list_snapshot(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None,
+        labels: Mapping[str, str] | str,
+    ) -> tuple[list[Manifest], str]:
+        """Return the objects with these labels, and the resource version from which to watch.
+
+        `namespace` None means all namespaces. `labels` may be a label selector, too.
+        """
+        params = {"limit": str(PAGE_OBJECTS), **_build_selector_params(labels)}
+        objects: list[Manifest] = []
+        while True:
+            page = await self._call(
+                "list", _build_path(api_version, kind, namespace), params=params
+            )
+            # Items of a list lack these two fields.
+            objects += [{**o, "apiVersion": api_version, "kind": kind} for o in page["items"]]
+            more = page["metadata"].get("continue")
+            if not more:
+                return objects, page["metadata"]["resourceVersion"]
+            params["continue"] = more
+
+    async def watch(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None,
+        labels: Mapping[str, str],
+        version: str,
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        """Yield (ADDED, MODIFIED or DELETED, object) since `version` until the API server ends it.
+
+        Raises `KubeError`, with status 410 if `version` is too old.
+        """
+        metrics.API_CALLS.labels("watch").inc()
+        params = {
+            "watch": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(WATCH_SECONDS),
+            **_build_selector_params(labels),
+        }
+        timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=WATCH_SECONDS + TIMEOUT_SECONDS)
+        path = _build_path(api_version, kind, namespace)
+        try:
+            async with self._web.stream("GET", path, params=params, timeout=timeout) as answer:
+                if answer.is_error:
+                    raise KubeError(answer.status_code, answer.reason_phrase)
+                async for line in answer.aiter_lines():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise KubeError(event["object"]["code"], event["object"]["message"])
+                    yield event["type"], event["object"]
+        except httpx2.HTTPError as error:
+            raise KubeError(0, f"the API server did not answer: {error}") from None
+
+    async def apply(self, manifest: Manifest, *, adopt: bool = False) -> Manifest:
+        """Server-side apply with force: owns the fields in `manifest` and keeps all others.
+
+        Raises `NotOwned` for the object of somebody else, unless `adopt`.
+        """
+        if not adopt:
+            have = await self._get_existing(manifest)
+            if have is not None and not is_own(manifest, have):
+                raise NotOwned(manifest)
+        return await self._call(
+            "patch",
+            _build_object_path(manifest),
+            manifest,
+            _APPLY,
+            {**_MANAGER, "force": "true"},
+        )
+
+    async def _get_existing(self, manifest: Manifest) -> Manifest | None:
+        meta = manifest["metadata"]
+        return await self.get(
+            manifest["apiVersion"], manifest["kind"], meta["name"], meta.get("namespace", "")
+        )
+
+    async def delete(self, manifest: Mapping[str, Any], *, orphan: bool = False) -> Manifest | None:
+        """Delete the object with this uid, and then what it owns unless `orphan`; return None if it
+        does not exist."""
+        options = {
+            "preconditions": {"uid": manifest["metadata"]["uid"]},
+            # The API server would leave the pods of a Job.
+            "propagationPolicy": "Orphan" if orphan else "Background",
+        }
+        try:
+            return await self._call("delete", _build_object_path(manifest), options)
+        except KubeError as error:
+            # 409: another object has the name now.
+            if error.status in (404, 409):
+                return None
+            raise
+
+    async def merge(
+        self, resource: Mapping[str, Any], patch: Manifest, *, status: bool = False
+    ) -> Manifest | None:
+        """JSON merge patch of the object or its status; return None if it does not exist."""
+        path = _build_object_path(resource) + ("/status" if status else "")
+        try:
+            return await self._call("patch", path, patch, _MERGE, _MANAGER)
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def resize(self, pod: Mapping[str, Any], patch: Manifest) -> Manifest:
+        """Change the CPU and memory of a running pod by a merge patch of its spec; status 404 where
+        the API server cannot."""
+        return await self._call("patch", _build_object_path(pod) + "/resize", patch, _MERGE)
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        """Replace the object; with a `resourceVersion`, status 409 if that is stale."""
+        return await self._call("replace", _build_object_path(manifest), manifest, params=_MANAGER)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Create the object; status 409 if it exists."""
+        path = _build_path(
+            manifest["apiVersion"], manifest["kind"], manifest["metadata"]["namespace"]
+        )
+        return await self._call("create", path, manifest, params=_MANAGER)
+
+    async def record_event(
+        self,
+        about: Mapping[str, Any],
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        once: str | None = None,
+    ) -> None:
+        """Record an event on an object; most failures are only counted.
+
+        An event with the same object, reason and `once` is recorded once, also by several
+        processes.
+        """
+        event = build_event(about, reason, message, names.FIELD_MANAGER, warning=warning)
+        if once is None:
+            event["metadata"]["generateName"] = f"{about['metadata']['name']}."
+        else:
+            event["metadata"]["name"] = name_event(about, reason, once)
+        try:
+            await self.create(event)
+        except KubeError as error:
+            if error.status == 409:
+                return
+            metrics.ERRORS.labels("event").inc()
+            if error.status not in (403, 404):
+                raise

@@ -1,0 +1,6 @@
+"""`shoal up`: the operator on one machine, without Kubernetes.
+
+The operator's own reconcilers run unchanged. Their port to Kubernetes is `kube.KubeClient`, and
+`api` is that port over a folder. What else Kubernetes does, `machine` does: it runs the pods of
+StatefulSets and Deployments as processes (ADR 166).
+"""

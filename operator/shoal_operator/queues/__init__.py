@@ -1,0 +1,1 @@
+"""QueueTopics, ShareGroups, Redrives and schedules."""

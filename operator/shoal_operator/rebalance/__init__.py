@@ -1,0 +1,1 @@
+"""QueueRebalances: plan, proposal and steps."""

@@ -1,0 +1,1 @@
+"""What KEDA and others ask for the scale of a ShareConsumer."""

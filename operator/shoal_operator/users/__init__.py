@@ -1,0 +1,1 @@
+"""QueueUsers: credentials, certificates and permissions."""
