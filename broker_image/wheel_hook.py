@@ -3,7 +3,9 @@ wheel. The hook of pyproject.toml.
 
 Without a C compiler the package has Python alone, and `python -m shoal.compile` compiles later.
 `SHOAL_WHEEL=compiled` refuses that; `SHOAL_WHEEL=pure` never compiles, for a wheel that works on
-every platform.
+every platform. With `SHOAL_WHEEL_TAG`, such as `cp312-cp312-linux_aarch64`, and the headers of that
+Python in the folder `SHOAL_WHEEL_HEADERS`, the wheel is for another Python than the one that builds
+it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-#: Folders that a wheel has at another place than the source tree does.
-MOVED = {"spark_operator_jobs/jobs": "shoal_spark/jobs"}
+#: Folders and files that a wheel has at another place than the source tree does.
+MOVED = {
+    "spark_operator_jobs/jobs": "shoal_spark/jobs",
+    "examples/demo/pipeline.yaml": "shoal_spark/demo/pipeline.yaml",
+    "crds": "shoal_operator/local/crds",
+}
 
 
 class Wheel(BuildHookInterface):
@@ -35,13 +41,25 @@ class Wheel(BuildHookInterface):
         if wanted == "pure" or not program.exists():
             return
         compiler = runpy.run_path(str(program))
+        target, tag = compiler["get_own_target"](), os.environ.get("SHOAL_WHEEL_TAG", "")
+        if tag:
+            suffix = format_suffix(tag)
+            target = compiler["Target"](Path(os.environ["SHOAL_WHEEL_HEADERS"]), suffix)
         for extension in compiler["EXTENSIONS"]:
-            refused = compiler["build"](folder, extension)
+            refused = compiler["build"](folder, extension, target)
             if refused is None:
-                made = compiler["module_path"](folder, extension)
+                made = compiler["module_path"](folder, extension, target)
                 build_data["artifacts"].append(f"/{made.relative_to(root)}")
-                build_data["pure_python"], build_data["infer_tag"] = False, True
+                build_data["pure_python"], build_data["infer_tag"] = False, not tag
+                build_data |= {"tag": tag} if tag else {}
             elif wanted == "compiled":
                 raise RuntimeError(f"{extension.name} cannot be compiled: {refused}")
             else:
                 self.app.display_warning(f"{extension.name}: left in Python: {refused}.")
+
+
+def format_suffix(tag: str) -> str:
+    """Return how the modules of CPython on Linux end, by the tag of a wheel."""
+    python, _, platform = tag.split("-")
+    machine = platform.removeprefix("linux_")
+    return f".cpython-{python.removeprefix('cp')}-{machine}-linux-gnu.so"

@@ -113,13 +113,15 @@ def register(path: str, batch: int, invoices: Iterable[Any]) -> int:
 
 def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that handles each micro-batch."""
-    options, bill = arguments.options(given), partial(invoice, lines_max=given.lines_max)
+    options, bill = arguments.build_options(given), partial(invoice, lines_max=given.lines_max)
 
     def write(batch: DataFrame, number: int) -> None:
         rows = batch.select("topic", "partition", "offset", "value")
         judged = outcomes.apply(rows, bill, SCHEMA).persist()
         try:
-            new = register(given.registry, number, outcomes.good(judged).toLocalIterator())
+            new = register(
+                given.registry, number, outcomes.select_accepted(judged).toLocalIterator()
+            )
             rejected = outcomes.report(judged, options)
         finally:
             judged.unpersist()
@@ -129,7 +131,7 @@ def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
 
 
 def main() -> None:
-    parser = arguments.parser(__doc__ or "", topics="orders", group="billing")
+    parser = arguments.build_parser(__doc__ or "", topics="orders", group="billing")
     parser.add_argument("--registry", default="invoices.db", help="the SQLite file of invoices")
     parser.add_argument(
         "--lines-max", type=int, default=LINES_MAX, help="longer orders are not billed"
@@ -140,7 +142,7 @@ def main() -> None:
     spark = SparkSession.builder.appName("billing").getOrCreate()
     shoal_spark.register(spark)
     writer = arguments.load(spark, given).writeStream.foreachBatch(sink(given))
-    arguments.started(writer, given).start().awaitTermination()
+    arguments.configure_writer(writer, given).start().awaitTermination()
     spark.stop()
 
 

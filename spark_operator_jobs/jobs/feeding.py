@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.settings import Settings
-from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def broken(tasks: Iterable[Task], every: int, part: int) -> Iterator[Task]:
 
 async def _feed(given: argparse.Namespace, tasks: Iterable[Task]) -> int:
     path = os.environ.get("SHOAL_COMMAND_CONFIG")
-    settings = Settings.of_file(given.bootstrap_servers, Path(path) if path else None)
+    settings = Settings.from_file(given.bootstrap_servers, Path(path) if path else None)
     async with Client(settings) as client:
         await _prepare(client, given)
         # From here on a member of the group gets every record, whenever it joins.
@@ -117,7 +117,7 @@ async def _prepare(client: Client, given: argparse.Namespace) -> None:
     if given.dead_letters:
         configs["errors.deadletterqueue.topic.name"] = given.dead_letters
         configs["errors.deadletterqueue.copy.record.enable"] = "true"
-    group = Resource(ResourceType.GROUP, given.group)
+    group = ConfigResource(ConfigResourceType.GROUP, given.group)
     changes = [ConfigChange(name, value) for name, value in configs.items()]
     expect(await client.admin.configs.alter({group: changes}))
 

@@ -113,8 +113,8 @@ def amounts(rows: DataFrame) -> DataFrame:
 
 def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that sends alerts to their topic and log, and rejects invalid orders."""
-    options = arguments.options(given)
-    where = {**arguments.connection(given), "topic": given.alerts_topic}
+    options = arguments.build_options(given)
+    where = {**arguments.select_connection_options(given), "topic": given.alerts_topic}
 
     def write(batch: DataFrame, number: int) -> None:
         batch = batch.persist()
@@ -133,7 +133,7 @@ def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
 
 
 def main() -> None:
-    parser = arguments.parser(__doc__ or "", topics="orders", group="fraud-check")
+    parser = arguments.build_parser(__doc__ or "", topics="orders", group="fraud-check")
     parser.add_argument("--alerts-topic", default="", help="topic for alerts as JSON")
     parser.add_argument("--threshold", type=int, default=70, help="score of an alert, 1 to 100")
     given = parser.parse_args()
@@ -144,7 +144,7 @@ def main() -> None:
         scored(given.threshold), OUTPUT, STATE, "append", GroupStateTimeout.NoTimeout
     )
     writer = judged.writeStream.outputMode("append").foreachBatch(sink(given))
-    arguments.started(writer, given).start().awaitTermination()
+    arguments.configure_writer(writer, given).start().awaitTermination()
     spark.stop()
 
 

@@ -76,14 +76,14 @@ def task(work_ms: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that handles each micro-batch."""
-    options, run = arguments.options(given), task(given.work_ms)
+    options, run = arguments.build_options(given), task(given.work_ms)
 
     def write(batch: DataFrame, number: int) -> None:
         began = time.perf_counter()
-        rows = batch.select("topic", "partition", "offset", "key", "value")
+        rows = batch.select("topic", "partition", "offset", "key", "value", "decodeError")
         judged = outcomes.apply(rows, run, SCHEMA).persist()
         try:
-            good = outcomes.good(judged)
+            good = outcomes.select_accepted(judged)
             if given.output:
                 good.write.mode("overwrite").parquet(f"{given.output}/batch={number}")
             if given.results_topic:
@@ -91,7 +91,8 @@ def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
                     "name as key", "to_json(struct(name, format, width, height, hash)) as value"
                 )
                 topics.produce(
-                    results, {**arguments.connection(given), "topic": given.results_topic}
+                    results,
+                    {**arguments.select_connection_options(given), "topic": given.results_topic},
                 )
             count = judged.count()
             rejected = outcomes.report(judged, options)
@@ -105,7 +106,7 @@ def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
 
 
 def main() -> None:
-    parser = arguments.parser(__doc__ or "", topics="images", group="thumbnails")
+    parser = arguments.build_parser(__doc__ or "", topics="images", group="thumbnails")
     parser.add_argument("--output", default="", help="folder or URI for Parquet")
     parser.add_argument("--results-topic", default="", help="topic for results as JSON")
     parser.add_argument(
@@ -119,8 +120,9 @@ def main() -> None:
         .getOrCreate()
     )
     shoal_spark.register(spark)
-    writer = arguments.load(spark, given).writeStream.foreachBatch(sink(given))
-    arguments.started(writer, given).start().awaitTermination()
+    rows = arguments.load(spark, given, includeDecodeErrors="true")
+    writer = rows.writeStream.foreachBatch(sink(given))
+    arguments.configure_writer(writer, given).start().awaitTermination()
     spark.stop()
 
 

@@ -38,7 +38,7 @@ def register(spark: SparkSession) -> None:
         metrics.publish(spark)
         termination_message.install()
     from shoal_spark import redaction
-    from shoal_spark.groups import DeadLetterSource, LagSource
+    from shoal_spark.groups import DeadLetterDataSource, LagSource
     from shoal_spark.outcomes import OutcomeSink
     from shoal_spark.source import ConsumerGroupSource, ShareGroupSource
     from shoal_spark.topics import TopicSink
@@ -49,7 +49,7 @@ def register(spark: SparkSession) -> None:
         ConsumerGroupSource,
         OutcomeSink,
         LagSource,
-        DeadLetterSource,
+        DeadLetterDataSource,
         TopicSink,
     ):
         spark.dataSource.register(source)

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from shoal_spark import scaling
-from shoal_spark.scaling import Executor, Unknown
+from shoal_spark.scaling import Executor, NumberUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class Executors:
             getattr(self._jvm.scala.collection.immutable, "Map$").__getattr__("MODULE$").empty()
         )
 
-    def why_not(self) -> str:
+    def find_obstacle(self) -> str:
         """Return why this application cannot be scaled; empty if it can."""
         if self._context.isLocal():
             return "a local application has no executors to request"
@@ -49,17 +49,19 @@ class Executors:
             return "dynamic allocation is on; set spark.dynamicAllocation.enabled to false"
         return ""
 
-    def present(self) -> list[Executor]:
+    def list_present(self) -> list[Executor]:
         """Return the executors that accept tasks, without decommissioned ones."""
         ids = self._backend.getExecutorIds()
-        there = {str(ids.apply(n)) for n in range(ids.size())}
-        self._leaving &= there
+        present_ids = {str(ids.apply(n)) for n in range(ids.size())}
+        self._leaving &= present_ids
         busy = self._context.taskScheduler().runningTasksByExecutors()
-        found = []
-        for executor_id in sorted(there - self._leaving):
+        executors = []
+        for executor_id in sorted(present_ids - self._leaving):
             running = busy.get(executor_id)
-            found.append(Executor(executor_id, int(running.get()) if running.isDefined() else 0))
-        return found
+            executors.append(
+                Executor(executor_id, int(running.get()) if running.isDefined() else 0)
+            )
+        return executors
 
     def request(self, total: int) -> None:
         """Request this total number of executors from the cluster."""
@@ -73,14 +75,14 @@ class Executors:
             self._leaving.add(executor_id)
 
 
-class Follower:
+class ExecutorScaler:
     """A thread that reads the wanted number and applies it; `stop` ends it."""
 
     def __init__(
-        self, executors: Executors, wanted: Callable[[], int], every_s: float = EVERY_S
+        self, executors: Executors, read_wanted: Callable[[], int], every_s: float = EVERY_S
     ) -> None:
         self._executors = executors
-        self._wanted = wanted
+        self._read_wanted = read_wanted
         self._every_s = every_s
         self._stopped = threading.Event()
         self._before: int | None = None
@@ -97,7 +99,7 @@ class Follower:
         while not self._stopped.is_set():
             try:
                 self.step()
-            except Unknown as error:
+            except NumberUnavailable as error:
                 log.warning("executors: %s", error)
             except (Py4JError, OSError) as error:
                 if not self._stopped.is_set():
@@ -105,24 +107,24 @@ class Follower:
             self._stopped.wait(self._every_s)
 
     def step(self) -> None:
-        """Read the number once and apply it. Raises `Unknown`."""
-        wanted = self._wanted()
-        if wanted != self._before:
-            log.warning("executors: %d are wanted", wanted)
-            self._before = wanted
-        for executor_id in scaling.superfluous(self._executors.present(), wanted):
+        """Read the number once and apply it. Raises `NumberUnavailable`."""
+        count = self._read_wanted()
+        if count != self._before:
+            log.warning("executors: %d are wanted", count)
+            self._before = count
+        for executor_id in scaling.choose_superfluous(self._executors.list_present(), count):
             self._executors.decommission(executor_id)
         # Repeat the request each time: it costs one message and repairs a lost one.
-        self._executors.request(wanted)
+        self._executors.request(count)
 
 
-def follow(spark: SparkSession, every_s: float = EVERY_S) -> Follower | None:
+def follow(spark: SparkSession, every_s: float = EVERY_S) -> ExecutorScaler | None:
     """Follow the published number until the application ends. Return None if there is none."""
-    wanted = scaling.published()
-    if wanted is None:
+    read_wanted = scaling.find_published()
+    if read_wanted is None:
         return None
     executors = Executors(spark)
-    if reason := executors.why_not():
+    if reason := executors.find_obstacle():
         log.warning("executors: the published number is not followed: %s", reason)
         return None
-    return Follower(executors, wanted, every_s)
+    return ExecutorScaler(executors, read_wanted, every_s)

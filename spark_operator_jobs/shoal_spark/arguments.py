@@ -10,7 +10,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from shoal_spark.options import BOOTSTRAP, login
+from shoal_spark.options import BOOTSTRAP, load_login
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,87 +21,90 @@ if TYPE_CHECKING:
 BATCH_TARGET_MS = 15_000
 
 
-def parser(description: str, *, topics: str = "", group: str = "") -> argparse.ArgumentParser:
+def build_parser(description: str, *, topics: str = "", group: str = "") -> argparse.ArgumentParser:
     """Return a parser of the common arguments; a job adds its own. `topics` and `group` are
     defaults.
     """
-    made = argparse.ArgumentParser(description=description.partition("\n")[0])
-    found = os.environ.get
-    made.add_argument(
-        "--bootstrap-servers", default=found("SHOAL_BOOTSTRAP_SERVERS", "localhost:9092")
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    get_variable = os.environ.get
+    parser.add_argument(
+        "--bootstrap-servers", default=get_variable("SHOAL_BOOTSTRAP_SERVERS", "localhost:9092")
     )
-    made.add_argument("--topics", default=found("SHOAL_TOPICS", topics), help="separated by commas")
-    made.add_argument("--group", default=found("SHOAL_GROUP_ID", group))
-    made.add_argument("--checkpoint", default=found("SHOAL_CHECKPOINT", ""), metavar="URI")
-    made.add_argument(
+    parser.add_argument(
+        "--topics", default=get_variable("SHOAL_TOPICS", topics), help="separated by commas"
+    )
+    parser.add_argument("--group", default=get_variable("SHOAL_GROUP_ID", group))
+    parser.add_argument("--checkpoint", default=get_variable("SHOAL_CHECKPOINT", ""), metavar="URI")
+    parser.add_argument(
         "--max-records",
         type=int,
-        default=int(found("SHOAL_MAX_RECORDS_PER_TRIGGER", "10000")),
+        default=int(get_variable("SHOAL_MAX_RECORDS_PER_TRIGGER", "10000")),
         help="records of one micro-batch",
     )
-    made.add_argument(
+    parser.add_argument(
         "--batch-target-ms",
         type=int,
-        default=int(found("SHOAL_BATCH_TARGET_MS", str(BATCH_TARGET_MS))),
+        default=int(get_variable("SHOAL_BATCH_TARGET_MS", str(BATCH_TARGET_MS))),
         help="target duration of a micro-batch; not with a --trigger",
     )
-    cores = int(found("SHOAL_CORES_PER_EXECUTOR", "1"))
-    made.add_argument(
+    cores = int(get_variable("SHOAL_CORES_PER_EXECUTOR", "1"))
+    parser.add_argument(
         "--tasks",
         type=int,
-        default=cores * int(found("SHOAL_MAX_EXECUTORS", "0")),
+        default=cores * int(get_variable("SHOAL_MAX_EXECUTORS", "0")),
         help="minimum tasks of a micro-batch, so that all cores have work",
     )
-    made.add_argument(
+    parser.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="a further option of the source, such as kafka.security.protocol=SSL",
     )
-    made.add_argument(
+    parser.add_argument(
         "--trigger", default="", help="such as '5 seconds'. Default: start batches at once"
     )
-    made.add_argument(
+    parser.add_argument(
         "--available-now", action="store_true", help="process the available records and end"
     )
-    return made
+    return parser
 
 
-def options(given: argparse.Namespace) -> dict[str, str]:
+def build_options(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the options of the source. Raises `OSError`."""
-    found = {
-        BOOTSTRAP: given.bootstrap_servers,
-        "group.id": given.group,
-        "subscribe": given.topics,
-        "maxRecordsPerTrigger": str(given.max_records),
-        **login(),
+    options = {
+        BOOTSTRAP: arguments.bootstrap_servers,
+        "group.id": arguments.group,
+        "subscribe": arguments.topics,
+        "maxRecordsPerTrigger": str(arguments.max_records),
+        **load_login(),
     }
-    if given.tasks:
+    if arguments.tasks:
         # Each task needs a record.
-        found["minPartitions"] = str(min(given.tasks, given.max_records))
-    if not given.trigger:
-        found["batch.target.ms"] = str(given.batch_target_ms)
-    for text in given.option:
+        options["minPartitions"] = str(min(arguments.tasks, arguments.max_records))
+    if not arguments.trigger:
+        options["batch.target.ms"] = str(arguments.batch_target_ms)
+    for text in arguments.option:
         name, _, value = text.partition("=")
-        found[name] = value
-    return found
+        options[name] = value
+    return options
 
 
-def connection(given: argparse.Namespace) -> dict[str, str]:
+def select_connection_options(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the `options` of the connection, for sinks. Raises `OSError`."""
-    return {n: v for n, v in options(given).items() if n.lower().startswith("kafka.")}
+    return {n: v for n, v in build_options(arguments).items() if n.lower().startswith("kafka.")}
 
 
-def load(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
-    """Return the stream of the source."""
-    return spark.readStream.format("sharegroup").options(**options(given)).load()
+def load(spark: SparkSession, arguments: argparse.Namespace, **options: str) -> DataFrame:
+    """Return the stream of the source; `options` are defaults that the arguments may change."""
+    chosen = options | build_options(arguments)
+    return spark.readStream.format("sharegroup").options(**chosen).load()
 
 
-def started(writer: DataStreamWriter, given: argparse.Namespace) -> DataStreamWriter:
+def configure_writer(writer: DataStreamWriter, arguments: argparse.Namespace) -> DataStreamWriter:
     """Return the writer with the requested checkpoint and trigger."""
-    if given.checkpoint:
-        writer = writer.option("checkpointLocation", given.checkpoint)
-    if given.available_now:
+    if arguments.checkpoint:
+        writer = writer.option("checkpointLocation", arguments.checkpoint)
+    if arguments.available_now:
         return writer.trigger(availableNow=True)
-    return writer.trigger(processingTime=given.trigger) if given.trigger else writer
+    return writer.trigger(processingTime=arguments.trigger) if arguments.trigger else writer

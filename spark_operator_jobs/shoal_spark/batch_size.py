@@ -26,15 +26,15 @@ class BatchSize:
         self._limit = max(FIRST_RECORDS, records_min)
         self._running: tuple[int, int, float] | None = None
 
-    def limit(self, records_max: int) -> int:
+    def compute_limit(self, records_max: int) -> int:
         """Return the number of records for the next batch, at most `records_max`."""
         return min(records_max, self._limit) if self._target_s else records_max
 
-    def given(self, seq: int, records: int, now_s: float) -> None:
+    def note_given(self, seq: int, records: int, now_s: float) -> None:
         """Note that Spark has received the batch."""
         self._running = (seq, records, now_s)
 
-    def completed(self, seq: int, now_s: float) -> None:
+    def note_completed(self, seq: int, now_s: float) -> None:
         """Note that Spark has processed all batches up to `seq`."""
         if self._running is None or self._running[0] > seq:
             return

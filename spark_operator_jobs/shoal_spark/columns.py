@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute
-from shoal.client.batches import CorruptRecords
-from shoal.client.timestamps import DATE_MS_MAX
+from shoal.client.net.batches import CorruptRecords
+from shoal.client.queues.timestamps import DATE_MS_MAX
 from shoal.record.batch import BatchHeader, CorruptBatch, check_crc
-from shoal.record.records import header_text, headers_of, records_body, spans, wrap_int64
+from shoal.record.records import (
+    decompress_records,
+    format_header_key,
+    iter_spans,
+    read_headers,
+    wrap_int64,
+)
+
+from shoal_spark.outcome_files import DECODE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal_spark.ranges import Range
+    from shoal_spark.ranges import OffsetRange
 
 #: Maximum rows of an Arrow batch, and maximum bytes of its keys and values.
 ROWS_MAX, BYTES_MAX = 10_000, 8 << 20
@@ -37,32 +45,42 @@ _FIELDS = (
     ("timestampType", pa.int32(), "int"),
     ("deliveryCount", pa.int32(), "int"),
 )
-_HEADERS_DDL = "headers array<struct<key:string,value:binary>>"
+_HEADERS_FIELD = ("headers", _HEADERS, "array<struct<key:string,value:binary>>")
+_ERROR_FIELD = (DECODE_ERROR, pa.string(), "string")
 
 
-def ddl(include_headers: bool) -> str:
+def _list_fields(include_headers: bool, include_errors: bool) -> list[tuple[str, Any, str]]:
+    more = ((_HEADERS_FIELD, include_headers), (_ERROR_FIELD, include_errors))
+    return [*_FIELDS, *(column for column, is_included in more if is_included)]
+
+
+def build_ddl(include_headers: bool, include_errors: bool) -> str:
     """Return the schema of the rows: the columns of Spark's Kafka source, and `deliveryCount`."""
-    columns = [f"{name} {spark}" for name, _, spark in _FIELDS]
-    return ", ".join([*columns, *([_HEADERS_DDL] if include_headers else [])])
+    return ", ".join(
+        f"{name} {spark}" for name, _, spark in _list_fields(include_headers, include_errors)
+    )
 
 
-def names(include_headers: bool) -> list[str]:
-    return [*(name for name, _, _ in _FIELDS), *(["headers"] if include_headers else [])]
+def list_names(include_headers: bool, include_errors: bool) -> list[str]:
+    return [name for name, _, _ in _list_fields(include_headers, include_errors)]
 
 
-def schema(include_headers: bool) -> pa.Schema:
-    fields = [(name, arrow) for name, arrow, _ in _FIELDS]
-    return pa.schema([*fields, *([("headers", _HEADERS)] if include_headers else [])])
+def build_schema(include_headers: bool, include_errors: bool) -> pa.Schema:
+    fields = _list_fields(include_headers, include_errors)
+    return pa.schema([(name, arrow) for name, arrow, _ in fields])
 
 
-class Columns:
+class ColumnBuffer:
     """Rows of one partition for the next Arrow batch."""
 
-    def __init__(self, topic: str, partition: int, *, with_headers: bool) -> None:
+    def __init__(
+        self, topic: str, partition: int, *, with_headers: bool, with_errors: bool
+    ) -> None:
         self._topic = pa.scalar(topic, pa.string())
         self._partition = pa.scalar(partition, pa.int32())
         self._with_headers = with_headers
-        self._schema = schema(with_headers)
+        self._with_errors = with_errors
+        self._schema = build_schema(with_headers, with_errors)
         self._clear()
 
     def _clear(self) -> None:
@@ -73,20 +91,21 @@ class Columns:
         self.types: list[int] = []
         self.delivery_counts: list[int] = []
         self.headers: list[list[dict[str, Any]]] = []
+        self.errors: list[str | None] = []
         self._bytes = 0
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self.offsets) >= ROWS_MAX or self._bytes >= BYTES_MAX
 
-    def add(self, data: bytes, at: int, header: BatchHeader, r: Range) -> None:
+    def add(self, data: bytes, at: int, header: BatchHeader, r: OffsetRange) -> None:
         """Add the records of the batch at `at` that are in `r`.
 
         Raises `CorruptRecords` or `CorruptBatch` and then adds none of them.
         """
         if not check_crc(data, at, header):
             raise CorruptRecords(f"the batch at offset {header.base_offset} has a wrong CRC")
-        body = records_body(data, at, header)
+        body = decompress_records(data, at, header)
         before = len(self.offsets)
         try:
             if self._with_headers:
@@ -102,11 +121,25 @@ class Columns:
             self.timestamps_ms[before:] = [header.max_timestamp] * count
         self.types += [int(header.timestamp_type)] * count
         self.delivery_counts += [r.delivery_count] * count
+        self.errors += [None] * count
         self._bytes += len(body)
 
-    def _read_all(self, body: bytes, header: BatchHeader, r: Range) -> None:
+    def add_undecodable(self, header: BatchHeader, r: OffsetRange, error: str) -> None:
+        """Add a row for each offset of a batch in `r`, whose records cannot be decoded."""
+        offsets = range(max(r.first, header.base_offset), min(r.last, header.last_offset) + 1)
+        count = len(offsets)
+        self.keys += [None] * count
+        self.values += [None] * count
+        self.offsets += offsets
+        self.timestamps_ms += [header.max_timestamp] * count
+        self.types += [int(header.timestamp_type)] * count
+        self.delivery_counts += [r.delivery_count] * count
+        self.headers += [[] for _ in offsets] if self._with_headers else []
+        self.errors += [error] * count
+
+    def _read_all(self, body: bytes, header: BatchHeader, r: OffsetRange) -> None:
         """Read all columns with the general reader."""
-        for span in spans(body, header.record_count):
+        for span in iter_spans(body, header.record_count):
             offset = header.base_offset + span.offset_delta
             if r.first <= offset <= r.last:
                 key_at, value_at = span.key_at, span.value_at
@@ -117,11 +150,11 @@ class Columns:
                 self.offsets.append(offset)
                 self.timestamps_ms.append(header.base_timestamp + span.timestamp_delta)
                 self.headers.append(
-                    [{"key": header_text(k), "value": v} for k, v in headers_of(body, span)]
+                    [{"key": format_header_key(k), "value": v} for k, v in read_headers(body, span)]
                 )
 
     # One call per record or field would take more time than the branches do.
-    def _read(self, body: bytes, header: BatchHeader, r: Range) -> None:  # noqa: C901
+    def _read(self, body: bytes, header: BatchHeader, r: OffsetRange) -> None:  # noqa: C901
         """Read all columns except headers; see `shoal.record.records` for a record's layout.
 
         The loop is inlined, with the short forms of numbers first; bench/spark/run.py measures it.
@@ -141,21 +174,21 @@ class Columns:
                     size = (high << 7 | size & 0x7F) >> 1
                     at += 1
                 else:
-                    size, at = _long(body, at - 1)
-                behind = at + size
+                    size, at = _read_long(body, at - 1)
+                record_end = at + size
                 # The attributes byte is unused.
                 time_delta = body[at + 1]
                 at += 2
                 if time_delta < 0x80:
                     time_delta = time_delta >> 1 ^ -(time_delta & 1)
                 else:
-                    time_delta, at = _long(body, at - 1)
+                    time_delta, at = _read_long(body, at - 1)
                 offset = body[at]
                 at += 1
                 if offset < 0x80:
                     offset >>= 1
                 else:
-                    offset, at = _long(body, at - 1)
+                    offset, at = _read_long(body, at - 1)
                 offset += base_offset
                 if offset > last:
                     return
@@ -165,7 +198,7 @@ class Columns:
                     if key_size < 0x80:
                         key_size = key_size >> 1 ^ -(key_size & 1)
                     else:
-                        key_size, at = _long(body, at - 1)
+                        key_size, at = _read_long(body, at - 1)
                     key = None
                     if key_size >= 0:
                         key = body[at : at + key_size]
@@ -178,14 +211,14 @@ class Columns:
                         value_size = (high << 7 | value_size & 0x7F) >> 1 ^ -(value_size & 1)
                         at += 1
                     else:
-                        value_size, at = _long(body, at - 1)
-                    if at + value_size > behind or behind > end:
+                        value_size, at = _read_long(body, at - 1)
+                    if at + value_size > record_end or record_end > end:
                         raise CorruptBatch(f"the record at offset {offset} passes its end")
                     keys(key)
                     values(body[at : at + value_size] if value_size >= 0 else None)
                     offsets(offset)
                     timestamps(base_timestamp + time_delta)
-                at = behind
+                at = record_end
         except IndexError:
             raise CorruptBatch("the records end early") from None
 
@@ -198,30 +231,35 @@ class Columns:
             pa.repeat(self._topic, count),
             pa.repeat(self._partition, count),
             pa.array(self.offsets, pa.int64()),
-            timestamps(self.timestamps_ms),
+            build_timestamps(self.timestamps_ms),
             pa.array(self.types, pa.int32()),
             pa.array(self.delivery_counts, pa.int32()),
         ]
         if self._with_headers:
             arrays.append(pa.array(self.headers, _HEADERS))
+        if self._with_errors:
+            arrays.append(pa.array(self.errors, pa.string()))
         self._clear()
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def timestamps(timestamps_ms: list[int]) -> pa.Array:
+def build_timestamps(timestamps_ms: list[int]) -> pa.Array:
     """Return a column of timestamps in UTC, null for those outside the years 1 to 9999.
 
     Python has no later dates, and microseconds overflow in the year 294247. Sums of a batch's
     timestamp and a record's delta wrap at 64 bits, as they do in the Java client.
     """
-    known: Sequence[int | None] = timestamps_ms
+    representable: Sequence[int | None] = timestamps_ms
     if min(timestamps_ms) < FIRST_MS or max(timestamps_ms) > DATE_MS_MAX:
         wrapped = map(wrap_int64, timestamps_ms)
-        known = [at if FIRST_MS <= at <= DATE_MS_MAX else None for at in wrapped]
-    return pa.compute.multiply(pa.array(known, pa.int64()), 1000).cast(_TIMESTAMP)
+        representable = [
+            timestamp_ms if FIRST_MS <= timestamp_ms <= DATE_MS_MAX else None
+            for timestamp_ms in wrapped
+        ]
+    return pa.compute.multiply(pa.array(representable, pa.int64()), 1000).cast(_TIMESTAMP)
 
 
-def _long(body: bytes, at: int) -> tuple[int, int]:
+def _read_long(body: bytes, at: int) -> tuple[int, int]:
     """Return a zigzag varint of any length, and the offset after it."""
     value = shift = 0
     while shift < 70:

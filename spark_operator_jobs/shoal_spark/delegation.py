@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
+    from shoal.client.admin.security_admin import DelegationToken
     from shoal.client.client import SyncClient
-    from shoal.client.security_admin import DelegationToken
 
-    from shoal_spark.options import Connection
+    from shoal_spark.options import ConnectionOptions
 
 log = logging.getLogger("shoal_spark")
 #: How long a token is valid after the driver has extended it for the last time.
@@ -44,7 +44,7 @@ class ExecutorLogin:
     def __init__(
         self,
         client: SyncClient,
-        connection: Connection,
+        connection: ConnectionOptions,
         required: bool | None,
         *,
         lifetime_ms: int = LIFETIME_MS,
@@ -57,7 +57,7 @@ class ExecutorLogin:
         self._mechanism = connection.token_mechanism
         self._is_wanted = required is not False and connection.may_use_tokens(required)
 
-    def current(self) -> TokenLogin | None:
+    def get_current(self) -> TokenLogin | None:
         """Return the login of the next tasks; None if executors use the query's own.
 
         Raises `InvalidOption` if a token is required and the cluster issues none.
@@ -68,13 +68,13 @@ class ExecutorLogin:
             try:
                 self._token = self._client.run(self._create())
             except KafkaError as error:
-                self._refused(error)
+                self._handle_refusal(error)
                 return None
             self._extending = self._client.submit(self._extend())
         token = self._token
         return TokenLogin(self._mechanism, token.token_id, token.password.reveal())
 
-    def _refused(self, error: KafkaError) -> None:
+    def _handle_refusal(self, error: KafkaError) -> None:
         if error.retriable:
             raise error
         if self._required:
@@ -88,10 +88,10 @@ class ExecutorLogin:
 
     async def _create(self) -> DelegationToken:
         tokens = self._client.admin.tokens
-        made = await tokens.create()
+        token = await tokens.create()
         # The period of the brokers is a day by default.
-        await tokens.expire(bytes(made.hmac), self._lifetime_ms)
-        return made
+        await tokens.expire(bytes(token.hmac), self._lifetime_ms)
+        return token
 
     async def _extend(self) -> None:
         while True:

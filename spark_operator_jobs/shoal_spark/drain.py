@@ -33,35 +33,39 @@ class Drain:
     """One AvailableNow: `target` are log end offsets by topic and partition at its start."""
 
     def __init__(self, target: Places) -> None:
-        self.target = {where: end for where, end in target.items() if end > 0}
-        self._seen: tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]] | None = None
+        self.target = {partition: end for partition, end in target.items() if end > 0}
+        self._last_state: tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]] | None = (
+            None
+        )
         self._quiet_s = 0.0
         self._unassigned_s = 0.0
 
-    def open(self, starts: Places) -> list[tuple[str, int]]:
+    def list_open(self, starts: Places) -> list[tuple[str, int]]:
         """Return the partitions that may have unsettled records before the target."""
-        return [where for where, end in self.target.items() if starts.get(where, -1) < end]
+        return [
+            partition for partition, end in self.target.items() if starts.get(partition, -1) < end
+        ]
 
-    def done(self, starts: Places, lags: Places, kept: Places) -> bool:
+    def is_done(self, starts: Places, lags: Places, kept_counts: Places) -> bool:
         """Whether all records are settled, by start offsets and lags; a lag of -1 is unknown.
 
-        `kept` counts records that are locked here and will not be delivered. Partitions that were
-        empty at the start are ignored: Apache Kafka reports neither start offset nor lag of
+        `kept_counts` counts records that are locked here and will not be delivered. Partitions that
+        were empty at the start are ignored: Apache Kafka reports neither start offset nor lag of
         partitions from which the group has acquired nothing.
         """
         now = (dict(starts), dict(lags))
-        if now != self._seen:
-            self._seen, self._quiet_s = now, 0.0
+        if now != self._last_state:
+            self._last_state, self._quiet_s = now, 0.0
         return all(
-            where in starts and 0 <= lags.get(where, -1) <= kept.get(where, 0)
-            for where in self.open(starts)
+            partition in starts and 0 <= lags.get(partition, -1) <= kept_counts.get(partition, 0)
+            for partition in self.list_open(starts)
         )
 
-    def found(self) -> None:
+    def note_found(self) -> None:
         """Note that a poll locked records."""
         self._quiet_s = self._unassigned_s = 0.0
 
-    def nothing(self, took_s: float, *, assigned: bool) -> None:
+    def note_nothing(self, took_s: float, *, assigned: bool) -> None:
         """Note that a poll was answered after `took_s` and locked nothing."""
         if assigned:
             self._quiet_s += min(took_s, POLL_S_MAX)
@@ -71,13 +75,13 @@ class Drain:
 
     def is_vain(self, lock_ms: int) -> bool:
         """Whether dead members' locks have expired without any change."""
-        return self._quiet_s > patience_s(lock_ms)
+        return self._quiet_s > idle_timeout_s(lock_ms)
 
     def is_left_out(self, timeout_s: float) -> bool:
         """Whether the group has assigned nothing to this member for `timeout_s`."""
         return self._unassigned_s > timeout_s
 
 
-def patience_s(lock_ms: int) -> float:
+def idle_timeout_s(lock_ms: int) -> float:
     """Return the seconds that a drain waits without any change."""
     return (lock_ms or LOCK_MS) / 1000 + MARGIN_S

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from shoal_spark.options import Connection, GroupOptions, InvalidOption, TopicOptions
+from shoal_spark.options import ConnectionOptions, GroupOptions, InvalidOption, TopicOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,30 +38,30 @@ class LagReader(DataSourceReader):  # type: ignore[misc]
         self.options = options
 
     def read(self, _partition: InputPartition) -> Iterator[tuple]:
+        from shoal.client.admin.topics import OffsetSpec
         from shoal.client.errors import KafkaError
-        from shoal.client.topics import OffsetSpec
 
-        from shoal_spark.range_reader import client
+        from shoal_spark.range_reader import get_client
 
-        found = client(self.options.connection)
+        found = get_client(self.options.connection)
         admin = found.admin
-        groups = list(self.options.group_ids) or _share_groups(self.options.connection)
+        groups = list(self.options.group_ids) or _list_share_groups(self.options.connection)
         for group, state in found.run(admin.share_groups.offsets(groups)).items():
             if isinstance(state, KafkaError):
                 raise state
             ends = found.run(admin.topics.offsets(dict.fromkeys(state, int(OffsetSpec.LATEST))))
-            for where, offset in sorted(state.items()):
+            for partition, offset in sorted(state.items()):
                 if isinstance(offset, KafkaError):
                     raise offset
-                end = ends[where]
+                end = ends[partition]
                 end_offset = -1 if isinstance(end, KafkaError) else end.offset
-                yield group, *where, offset.start_offset, end_offset, offset.lag
+                yield group, *partition, offset.start_offset, end_offset, offset.lag
 
 
-def _share_groups(connection: Connection) -> list[str]:
-    from shoal_spark.range_reader import client
+def _list_share_groups(connection: ConnectionOptions) -> list[str]:
+    from shoal_spark.range_reader import get_client
 
-    found = client(connection)
+    found = get_client(connection)
     return list(found.run(found.admin.groups.list(types=["share"])))
 
 
@@ -73,16 +73,16 @@ class LagSource(DataSource):  # type: ignore[misc]
         return "sharegroup-lag"
 
     def schema(self) -> str:
-        GroupOptions.of_lag(self.options)
+        GroupOptions.from_lag_options(self.options)
         return LAG
 
     # PySpark passes `schema` by name.
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        return LagReader(GroupOptions.of_lag(self.options))
+        return LagReader(GroupOptions.from_lag_options(self.options))
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):  # type: ignore[misc]
+class DeadLetterPartition(InputPartition):  # type: ignore[misc]
     """A partition of the dead-letter topic, up to its end at planning time."""
 
     partition: int
@@ -97,15 +97,15 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        from shoal.client.cluster import TopicPartition
+        from shoal.client.admin.topics import OffsetSpec
         from shoal.client.errors import KafkaError, expect
-        from shoal.client.topics import OffsetSpec
+        from shoal.client.net.cluster import TopicPartition
 
-        from shoal_spark.range_reader import client
+        from shoal_spark.range_reader import get_client
 
-        found, name = client(self.options.connection), self.options.topic
+        found, name = get_client(self.options.connection), self.options.topic
         try:
-            topic = found.run(found.cluster.topic(name))
+            topic = found.run(found.cluster.get_topic(name))
         except KafkaError as error:
             raise InvalidOption(f"option 'topic': {name!r}: {error}") from None
         places = [TopicPartition(name, index) for index in range(len(topic.partitions))]
@@ -113,27 +113,27 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
             expect(found.run(found.admin.topics.offsets(dict.fromkeys(places, int(spec)))))
             for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
         )
-        return [Part(p.partition, firsts[p].offset, ends[p].offset) for p in places]
+        return [DeadLetterPartition(p.partition, firsts[p].offset, ends[p].offset) for p in places]
 
     def read(self, partition: InputPartition) -> Iterator[tuple]:
-        from shoal_spark.range_reader import client
+        from shoal_spark.range_reader import get_client
 
-        assert isinstance(partition, Part)
+        assert isinstance(partition, DeadLetterPartition)
         if partition.first >= partition.end:
             return
-        found = client(self.options.connection)
+        found = get_client(self.options.connection)
         for chunk in found.fetch_range(
             self.options.topic, partition.partition, partition.first, partition.end - 1
         ):
             for record in chunk.records():
-                yield _dead_letter(partition.partition, record)
+                yield _build_row(partition.partition, record)
 
 
-def _dead_letter(partition: int, record: Any) -> tuple:
+def _build_row(partition: int, record: Any) -> tuple:
     import datetime
 
-    from shoal.client.timestamps import DATE_MS_MAX
-    from shoal.record.records import header_text
+    from shoal.client.queues.timestamps import DATE_MS_MAX
+    from shoal.record.records import format_header_key
 
     headers = {
         name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
@@ -141,11 +141,13 @@ def _dead_letter(partition: int, record: Any) -> tuple:
         if name.startswith(PREFIX)
     }
     own = [
-        {"key": header_text(k), "value": v} for k, v in record.headers if not k.startswith(PREFIX)
+        {"key": format_header_key(k), "value": v}
+        for k, v in record.headers
+        if not k.startswith(PREFIX)
     ]
-    at = None
+    timestamp = None
     if 0 <= record.timestamp_ms <= DATE_MS_MAX:
-        at = datetime.datetime.fromtimestamp(record.timestamp_ms / 1000, datetime.UTC)
+        timestamp = datetime.datetime.fromtimestamp(record.timestamp_ms / 1000, datetime.UTC)
     numbers = [
         int(headers[name]) if name in headers else None
         for name in ("partition", "offset", "delivery.count")
@@ -155,7 +157,7 @@ def _dead_letter(partition: int, record: Any) -> tuple:
         record.value,
         partition,
         record.offset,
-        at,
+        timestamp,
         headers.get("group"),
         headers.get("topic"),
         *numbers,
@@ -164,7 +166,7 @@ def _dead_letter(partition: int, record: Any) -> tuple:
     )
 
 
-class DeadLetterSource(DataSource):  # type: ignore[misc]
+class DeadLetterDataSource(DataSource):  # type: ignore[misc]
     """`format("sharegroup-dead-letters")`."""
 
     @classmethod
@@ -172,9 +174,9 @@ class DeadLetterSource(DataSource):  # type: ignore[misc]
         return "sharegroup-dead-letters"
 
     def schema(self) -> str:
-        TopicOptions.of_dead_letters(self.options)
+        TopicOptions.from_dead_letter_options(self.options)
         return DEAD_LETTERS
 
     # PySpark passes `schema` by name.
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        return DeadLetterReader(TopicOptions.of_dead_letters(self.options))
+        return DeadLetterReader(TopicOptions.from_dead_letter_options(self.options))

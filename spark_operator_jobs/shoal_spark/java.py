@@ -28,7 +28,7 @@ REMEDY = (
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
-def missing(environment: Mapping[str, str] = os.environ) -> str:
+def find_problem(environment: Mapping[str, str] = os.environ) -> str:
     """Return what is wrong with Java here and the remedy, as one line; empty if nothing."""
     home = environment.get("JAVA_HOME", "")
     path = environment.get("PATH")
@@ -40,12 +40,12 @@ def missing(environment: Mapping[str, str] = os.environ) -> str:
         )
     if java is None:
         return f"Spark needs Java {VERSION_MIN} or newer, which was not found. {REMEDY}"
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = _VERSION.search(said)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = _VERSION.search(output)
     if version and int(version[1]) < VERSION_MIN:
         return f"Spark needs Java {VERSION_MIN} or newer, and {java} is Java {version[1]}. {REMEDY}"
     return ""
 
 
 if __name__ == "__main__":
-    sys.exit(missing())
+    sys.exit(find_problem())

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from shoal.client.batches import CorruptRecords, Isolation
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import KafkaError
+from shoal.client.net.batches import CorruptRecords, Isolation
+from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.record.key_ranges import KeyRanges
-from shoal.record.records import header_text
+from shoal.record.records import format_header_key
 
-from shoal_spark.columns import timestamps
-from shoal_spark.range_reader import DataLoss, client
+from shoal_spark.columns import build_timestamps
+from shoal_spark.range_reader import DataLoss, get_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shoal.client.fetcher import Fetched
+    from shoal.client.consume.fetcher import FetchedBatches
     from shoal.record.records import Record
 
     from shoal_spark.options import KeyRangeOptions
@@ -56,17 +56,17 @@ _GONE = (
 )
 
 
-def _fields(include_headers: bool) -> tuple[tuple[str, Any, str], ...]:
+def _list_fields(include_headers: bool) -> tuple[tuple[str, Any, str], ...]:
     return (*_FIELDS, _HEADERS) if include_headers else _FIELDS
 
 
-def ddl(include_headers: bool) -> str:
+def build_ddl(include_headers: bool) -> str:
     """Return the schema of the rows."""
-    return ", ".join(f"{name} {spark}" for name, _, spark in _fields(include_headers))
+    return ", ".join(f"{name} {spark}" for name, _, spark in _list_fields(include_headers))
 
 
-def names(include_headers: bool) -> list[str]:
-    return [name for name, _, _ in _fields(include_headers)]
+def list_names(include_headers: bool) -> list[str]:
+    return [name for name, _, _ in _list_fields(include_headers)]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class KeyRangeTask(InputPartition):  # type: ignore[misc]
     ranges: int
 
     @property
-    def where(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
 
     @property
@@ -89,93 +89,94 @@ class KeyRangeTask(InputPartition):  # type: ignore[misc]
         """What to fetch. All keys are a plain fetch, which each broker serves."""
         if self.ranges == 1:
             return {}
-        return {self.where: KeyRanges.part(self.number, self.ranges)}
+        return {self.topic_partition: KeyRanges.from_part(self.number, self.ranges)}
 
 
 def read(options: KeyRangeOptions, task: KeyRangeTask) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task in the order of their offsets. Raises `DataLoss`."""
-    rows = _Rows(task, options)
-    for chunk in _chunks(options, task):
+    rows = _RowBuffer(task, options)
+    for chunk in _iterate_chunks(options, task):
         try:
             for record in chunk.records():
                 rows.add(record)
-                if rows.full:
+                if rows.is_full:
                     yield rows.take()
         except (CorruptRecords, CorruptBatch) as error:
-            _lose(options, task, chunk.first, f"cannot be decoded: {error}")
+            _report_loss(options, task, chunk.first, f"cannot be decoded: {error}")
     if rows.records:
         yield rows.take()
 
 
-def _chunks(options: KeyRangeOptions, task: KeyRangeTask) -> Iterator[Fetched]:
+def _iterate_chunks(options: KeyRangeOptions, task: KeyRangeTask) -> Iterator[FetchedBatches]:
     """Fetch the task's offsets, and nothing after them."""
-    found = client(options.connection)
+    found = get_client(options.connection)
     isolation = Isolation.READ_COMMITTED if options.read_committed else Isolation.READ_UNCOMMITTED
     timeout_s = found.cluster.settings.retry_timeout_ms / 1000
-    at = task.first
+    offset = task.first
     deadline = time.monotonic() + timeout_s
-    while at <= task.last:
+    while offset <= task.last:
         # Records of the range may end before the task does: the broker must not wait for more.
         results = found.run(
             found.fetcher.poll(
-                {task.where: at},
+                {task.topic_partition: offset},
                 min_bytes=0,
                 isolation=isolation,
                 key_ranges=task.key_ranges,
             )
         )
-        result = results.get(task.where)
+        result = results.get(task.topic_partition)
         if isinstance(result, KafkaError):
             if result.code not in _GONE:
                 raise result
-            _lose(options, task, at, f"are gone: {result}")
-            start = found.run(_log_start(found, task.where))
-            if not at < start <= task.last:
+            _report_loss(options, task, offset, f"are gone: {result}")
+            start = found.run(_fetch_log_start(found, task.topic_partition))
+            if not offset < start <= task.last:
                 return
-            at = start
+            offset = start
         elif result is not None:
             yield replace(result, last=task.last)
-            at = result.next_offset
+            offset = result.next_offset
             deadline = time.monotonic() + timeout_s
         elif time.monotonic() > deadline:
             raise KafkaError(
                 ErrorCode.request_timed_out,
-                f"the leader of {task.where} returned no record at offset {at}, below its end at "
+                f"the leader of {task.topic_partition} returned no record at offset {offset}, "
+                "below its end at "
                 f"the start of the batch, for {timeout_s:.0f} s (kafka.default.api.timeout.ms)",
             )
 
 
-def _lose(options: KeyRangeOptions, task: KeyRangeTask, at: int, why: str) -> None:
+def _report_loss(options: KeyRangeOptions, task: KeyRangeTask, offset: int, why: str) -> None:
     """Raise `DataLoss` unless data loss is allowed."""
     text = (
-        f"rows of topic {task.topic!r} partition {task.partition}, offsets {at} to {task.last}, "
-        f"{why}"
+        f"rows of topic {task.topic!r} partition {task.partition}, offsets {offset} to "
+        f"{task.last}, {why}"
     )
     if options.fail_on_data_loss:
         raise DataLoss(f"{text}. Set failOnDataLoss to false to continue without them")
     log.warning("%s", text)
 
 
-async def _log_start(found: Any, where: TopicPartition) -> int:
-    from shoal.client.topics import OffsetSpec
+async def _fetch_log_start(client: Any, partition: TopicPartition) -> int:
+    from shoal.client.admin.topics import OffsetSpec
 
-    listed = (await found.admin.topics.offsets({where: int(OffsetSpec.EARLIEST)}))[where]
+    listed = (await client.admin.topics.offsets({partition: int(OffsetSpec.EARLIEST)}))[partition]
     return -1 if isinstance(listed, KafkaError) else int(listed.offset)
 
 
-class _Rows:
+class _RowBuffer:
     """Records for the next Arrow batch."""
 
     def __init__(self, task: KeyRangeTask, options: KeyRangeOptions) -> None:
         self._task = task
         self._with_headers = options.include_headers
-        fields = _fields(self._with_headers)
+        fields = _list_fields(self._with_headers)
         self._schema = pa.schema([(name, arrow) for name, arrow, _ in fields])
         self.records: list[Record] = []
         self._bytes = 0
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self.records) >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, record: Record) -> None:
@@ -191,11 +192,11 @@ class _Rows:
             [self._task.topic] * len(rows),
             [self._task.partition] * len(rows),
             [r.offset for r in rows],
-            timestamps([r.timestamp_ms for r in rows]),
+            build_timestamps([r.timestamp_ms for r in rows]),
         ]
         if self._with_headers:
             columns.append(
-                [[{"key": header_text(k), "value": v} for k, v in r.headers] for r in rows]
+                [[{"key": format_header_key(k), "value": v} for k, v in r.headers] for r in rows]
             )
         arrays = [
             column if isinstance(column, pa.Array) else pa.array(column, field.type)

@@ -45,7 +45,7 @@ def start_session(cores: int = 2, settings: Mapping[str, str] | None = None) -> 
 
     It serves no pages and logs errors only. `settings` are added to Spark's. Raises `NoJava`.
     """
-    if lacking := java.missing():
+    if lacking := java.find_problem():
         raise NoJava(lacking)
     from pyspark.sql import SparkSession
 

@@ -14,28 +14,30 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import OffsetSpec
 from shoal.client.client import SyncClient
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import Resource, ResourceType
-from shoal.client.errors import ClientError, KafkaError, SecurityError, transient
-from shoal.client.share import (
+from shoal.client.errors import ClientError, KafkaError, SecurityError, is_transient
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.share.member import (
     Acknowledgement,
     AcknowledgeType,
-    Acquired,
+    AcquiredRecords,
     AcquireMode,
     ShareMembership,
     ShareSession,
 )
-from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
 from shoal_spark import ranges as sets
 from shoal_spark.options import InvalidOption, SourceOptions
-from shoal_spark.ranges import Range
+from shoal_spark.ranges import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
+
+    from shoal.protocol.reasons import FailureReason
 
 log = logging.getLogger("shoal_spark")
 #: Fraction of the lock duration after which locks are renewed; one renewal may fail.
@@ -47,21 +49,21 @@ CLOSE_TIMEOUT_S = 5.0
 _RENEWAL = "share.renew.acknowledge.enable"
 
 
-class Member:
+class DriverMember:
     """One member of one group, from `join` to `close`.
 
     `locked_ranges` returns the ranges to renew.
     """
 
     def __init__(
-        self, options: SourceOptions, locked_ranges: Callable[[], Sequence[Range]]
+        self, options: SourceOptions, locked_ranges: Callable[[], Sequence[OffsetRange]]
     ) -> None:
         self.options = options
         self.counts: Counter[str] = Counter()
         self.lags: dict[tuple[str, int], int] = {}
         self.starts: dict[tuple[str, int], int] = {}
         self._locked_ranges = locked_ranges
-        self._lost: list[Range] = []
+        self._lost: list[OffsetRange] = []
         self._failing_since: float | None = None
         self._positions_at = 0.0
         self.client = SyncClient(options.connection.settings)
@@ -99,25 +101,25 @@ class Member:
             renews = self.options.renew is not False and self._may_renew()
             self._joined = self.client.run(self._join(member_id))
             if renews:
-                self._renewal = self.client.submit(self._renewing())
+                self._renewal = self.client.submit(self._keep_renewing())
 
     @property
-    def renews(self) -> bool:
+    def is_renewing(self) -> bool:
         """Whether locks are renewed during a batch."""
         return self._renewal is not None
 
     def _may_renew(self) -> bool:
         """Whether the group allows renewals. A refused renewal looks like a lost lock."""
-        group = Resource(ResourceType.GROUP, self.options.group_id)
-        asked = self.client.admin.configs.describe([group], keys=[_RENEWAL])
+        group = ConfigResource(ConfigResourceType.GROUP, self.options.group_id)
+        request = self.client.admin.configs.describe([group], keys=[_RENEWAL])
         try:
-            found = self.client.run(asked)[group]
+            configs = self.client.run(request)[group]
         except ClientError as error:
-            if not transient(error):
+            if not is_transient(error):
                 raise
-            found = {}
+            configs = {}
         # A user with access to the group may lack access to its configs.
-        entry = None if isinstance(found, KafkaError) else found.get(_RENEWAL)
+        entry = None if isinstance(configs, KafkaError) else configs.get(_RENEWAL)
         if entry is None or entry.value != "false":
             return True
         if self.options.renew:
@@ -137,9 +139,9 @@ class Member:
         """Fail for a missing topic. A member may subscribe to it and would wait for ever."""
         for topic in self.options.topics:
             try:
-                self.client.run(self.client.cluster.topic(topic))
+                self.client.run(self.client.cluster.get_topic(topic))
             except KafkaError as error:
-                raise _refused("subscribe", error) from None
+                raise _make_refusal("subscribe", error) from None
             except SecurityError as error:
                 raise InvalidOption(f"options 'kafka.*': {error}; {_LOGIN}") from None
 
@@ -152,12 +154,12 @@ class Member:
         except KafkaError as error:
             if error.code not in _REMEDIES:
                 raise
-            raise _refused("group.id", error) from None
+            raise _make_refusal("group.id", error) from None
         return ShareSession(cluster, membership)
 
     # Acquiring
 
-    def acquire(self, max_records: int, max_bytes: int, wait_ms: int) -> list[Range]:
+    def acquire(self, max_records: int, max_bytes: int, wait_ms: int) -> list[OffsetRange]:
         """Lock available records; wait up to `wait_ms` for the first. May return nothing.
 
         A producer's batch is taken whole, beyond `max_records`, unless the limit is strict.
@@ -166,7 +168,7 @@ class Member:
             AcquireMode.RECORD_LIMIT if self.options.strict_limit else AcquireMode.BATCH_OPTIMIZED
         )
         try:
-            found = self.client.run(
+            acquired = self.client.run(
                 self._session.acquire(
                     max_records=max_records,
                     max_bytes=max_bytes,
@@ -185,7 +187,9 @@ class Member:
                 f"{self.lock_ms} ms and 'share.renew' is false: every batch would lose them; lower "
                 "'batch.target.ms' or set 'share.renew' to true"
             )
-        ranges = sets.normal(r for one in found for r in sized(one))
+        ranges = sets.normalize(
+            r for acquisition in acquired for r in split_at_batches(acquisition)
+        )
         self.counts["acquired"] += sets.count(ranges)
         self.counts["redelivered"] += sets.count(r for r in ranges if r.delivery_count > 1)
         return ranges
@@ -193,45 +197,55 @@ class Member:
     def _forgive(self, error: ClientError) -> None:
         """Ignore a transient error; raise another one, or one that lasts too long."""
         now = time.monotonic()
-        since = self._failing_since = self._failing_since or now
-        if not transient(error) or now - since > self.timeout_s:
+        failing_since = self._failing_since = self._failing_since or now
+        if not is_transient(error) or now - failing_since > self.timeout_s:
             raise error
         log.warning("share group %s: %s", self.options.group_id, error)
 
     # Settling
 
-    def settle(self, ranges: Iterable[Range], kind: AcknowledgeType) -> tuple[list, list]:
+    def settle(
+        self,
+        ranges: Iterable[OffsetRange],
+        kind: AcknowledgeType,
+        reason: FailureReason | None = None,
+    ) -> tuple[list, list]:
         """Acknowledge ranges; return the settled ranges and those whose locks are lost."""
-        wanted = list(ranges)
-        if not wanted:
+        requested = list(ranges)
+        if not requested:
             return [], []
-        refused = self.client.run(self._settle(wanted, kind))
-        taken = [r for r in wanted if r not in refused]
-        self.counts[_PAST[kind]] += sets.count(taken)
+        refused = self.client.run(self._settle(requested, kind, reason))
+        settled = [r for r in requested if r not in refused]
+        self.counts[_PAST[kind]] += sets.count(settled)
         self.counts["lost"] += sets.count(refused)
-        return taken, refused
+        return settled, refused
 
-    async def _settle(self, ranges: list[Range], kind: AcknowledgeType) -> list[Range]:
+    async def _settle(
+        self,
+        ranges: list[OffsetRange],
+        kind: AcknowledgeType,
+        reason: FailureReason | None = None,
+    ) -> list[OffsetRange]:
         """Return the ranges that the broker rejected.
 
         Acknowledgements of one partition succeed or fail together. So a failed set is halved until
         the rejected ranges are alone.
         """
-        acks = {Acknowledgement(*r[:4], kind): r for r in ranges}
+        acks = {Acknowledgement(*r[:4], kind, reason=reason): r for r in ranges}
         refusals = await self._session.acknowledge(acks)
         fallen = [acks[refusal.acknowledgement] for refusal in refusals]
-        refused: list[Range] = []
+        refused: list[OffsetRange] = []
         for _, group in groupby(sorted(fallen), key=lambda r: r[:2]):
-            some = list(group)
-            if len(some) == 1:
-                refused += some
+            batch = list(group)
+            if len(batch) == 1:
+                refused += batch
                 continue
-            half = len(some) // 2
-            refused += await self._settle(some[:half], kind)
-            refused += await self._settle(some[half:], kind)
+            half = len(batch) // 2
+            refused += await self._settle(batch[:half], kind, reason)
+            refused += await self._settle(batch[half:], kind, reason)
         return refused
 
-    async def _renewing(self) -> None:
+    async def _keep_renewing(self) -> None:
         while True:
             # The first acquisition reports the lock duration. There are no locks before it.
             lock_ms = self.lock_ms
@@ -247,14 +261,14 @@ class Member:
             self.counts["renewed"] += sets.count(ranges) - sets.count(refused)
             self._lost = self._lost + refused
 
-    def take_lost(self) -> list[Range]:
+    def take_lost(self) -> list[OffsetRange]:
         """Return the locks that were lost since the last call."""
-        found, self._lost = self._lost, []
-        return found
+        lost, self._lost = self._lost, []
+        return lost
 
     # Positions
 
-    def positions(self, *, fresh: bool = False) -> Mapping[tuple[str, int], int]:
+    def fetch_positions(self, *, fresh: bool = False) -> Mapping[tuple[str, int], int]:
         """Return the group's start offsets, at most `POSITIONS_EVERY_S` old; also set `lags`.
 
         Empty if they are unavailable; they are used for cleanup only.
@@ -264,19 +278,19 @@ class Member:
         self._positions_at = time.monotonic()
         group = self.options.group_id
         try:
-            found = self.client.run(self.client.admin.share_groups.offsets([group]))[group]
+            result = self.client.run(self.client.admin.share_groups.offsets([group]))[group]
         except ClientError as error:
             log.warning("share group %s: asking for its start offsets: %s", group, error)
             return self.starts
-        if isinstance(found, KafkaError):
+        if isinstance(result, KafkaError):
             return self.starts
         rows = {
-            (where.topic, where.partition): offset
-            for where, offset in found.items()
-            if where.topic in self.options.topics and not isinstance(offset, KafkaError)
+            (partition.topic, partition.partition): offset
+            for partition, offset in result.items()
+            if partition.topic in self.options.topics and not isinstance(offset, KafkaError)
         }
         self.starts = {w: o.start_offset for w, o in rows.items() if o.start_offset >= 0}
-        self.lags = {where: offset.lag for where, offset in rows.items()}
+        self.lags = {partition: offset.lag for partition, offset in rows.items()}
         return self.starts
 
     @property
@@ -285,21 +299,21 @@ class Member:
         lags = self.lags.values()
         return -1 if not lags or min(lags) < 0 else sum(lags)
 
-    def ends(self) -> dict[tuple[str, int], int]:
+    def fetch_ends(self) -> dict[tuple[str, int], int]:
         """Return the log end offsets of all subscribed partitions."""
 
         async def ask() -> dict[tuple[str, int], int]:
-            wanted = {}
+            specs = {}
             for name in self.options.topics:
-                topic = await self.client.cluster.topic(name)
+                topic = await self.client.cluster.get_topic(name)
                 for index in range(len(topic.partitions)):
-                    wanted[TopicPartition(name, index)] = int(OffsetSpec.LATEST)
-            found = {}
-            for where, offset in (await self.client.admin.topics.offsets(wanted)).items():
+                    specs[TopicPartition(name, index)] = int(OffsetSpec.LATEST)
+            ends = {}
+            for partition, offset in (await self.client.admin.topics.offsets(specs)).items():
                 if isinstance(offset, KafkaError):
                     raise offset
-                found[(where.topic, where.partition)] = offset.offset
-            return found
+                ends[(partition.topic, partition.partition)] = offset.offset
+            return ends
 
         return self.client.run(ask())
 
@@ -334,33 +348,35 @@ _REMEDIES = {
 }
 
 
-def _refused(option: str, error: KafkaError) -> InvalidOption:
+def _make_refusal(option: str, error: KafkaError) -> InvalidOption:
     """Return the error for an option that a broker refused, with a remedy if one is known."""
     remedy = _REMEDIES.get(error.code)
     return InvalidOption(f"option {option!r}: {error}{f'; {remedy}' if remedy else ''}")
 
 
-def sized(acquired: Acquired) -> list[Range]:
+def split_at_batches(acquired: AcquiredRecords) -> list[OffsetRange]:
     """Return the acquired ranges, cut at log batches, each with its share of the batch's bytes.
 
     Both lists are in offset order and are merged in one pass: there may be thousands of each.
     """
-    found: list[Range] = []
+    ranges: list[OffsetRange] = []
     batches = acquired.batches()
     batch = next(batches, None)
     for locked in acquired.ranges:
-        at = locked.first_offset
-        while at <= locked.last_offset:
-            while batch is not None and batch.last_offset < at:
+        offset = locked.first_offset
+        while offset <= locked.last_offset:
+            while batch is not None and batch.last_offset < offset:
                 batch = next(batches, None)
             last, size = locked.last_offset, 0
-            if batch is not None and batch.base_offset > at:
+            if batch is not None and batch.base_offset > offset:
                 last = min(last, batch.base_offset - 1)
             elif batch is not None:
                 last = min(last, batch.last_offset)
-                size = batch.size * (last - at + 1) // (batch.last_offset_delta + 1)
-            found.append(
-                Range(acquired.topic, acquired.partition, at, last, locked.delivery_count, size)
+                size = batch.size * (last - offset + 1) // (batch.last_offset_delta + 1)
+            ranges.append(
+                OffsetRange(
+                    acquired.topic, acquired.partition, offset, last, locked.delivery_count, size
+                )
             )
-            at = last + 1
-    return found
+            offset = last + 1
+    return ranges

@@ -39,13 +39,13 @@ NAMES = (
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def counts(sources: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, int]]]:
+def parse_counts(sources: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, int]]]:
     """Yield group and counts of each share-group source in a query's progress."""
     for source in sources:
         try:
-            found = json.loads(source.latestOffset or "")
-            group = str(found["group"])
-            yield group, {name: int(found[name]) for name in NAMES}
+            progress = json.loads(source.latestOffset or "")
+            group = str(progress["group"])
+            yield group, {name: int(progress[name]) for name in NAMES}
         except (ValueError, TypeError, KeyError):
             continue  # another source's, or none yet
 
@@ -60,18 +60,18 @@ class Gauges:
         self._groups: dict[str, dict[str, Any]] = {}
 
     def set(self, group: str, values: Mapping[str, int]) -> None:
-        gauges = self._groups.get(group) or self._made(group)
+        gauges = self._groups.get(group) or self._make_gauges(group)
         for name, value in values.items():
             gauges[name].setValue(value)
 
-    def _made(self, group: str) -> dict[str, Any]:
+    def _make_gauges(self, group: str) -> dict[str, Any]:
         gauges = {name: self._context.longAccumulator() for name in NAMES}
         prefix = f"sharegroup.{_UNSAFE.sub('_', group)}"
-        named = {f"{prefix}.{name}": gauge for name, gauge in gauges.items()}
+        named_gauges = {f"{prefix}.{name}": gauge for name, gauge in gauges.items()}
         source = getattr(self._jvm.org.apache.spark.metrics.source, "LongAccumulatorSource$")
         to_scala = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap
         java = self._jvm.java.util.HashMap()
-        for name, gauge in named.items():
+        for name, gauge in named_gauges.items():
             java.put(name, gauge)
         getattr(source, "MODULE$").register(self._context, to_scala(java))
         self._groups[group] = gauges
@@ -92,7 +92,7 @@ def publish(spark: SparkSession) -> None:
         def onQueryTerminated(self, event: Any) -> None: ...
 
         def onQueryProgress(self, event: Any) -> None:
-            for group, values in counts(event.progress.sources):
+            for group, values in parse_counts(event.progress.sources):
                 gauges.set(group, values)
 
     spark.streams.addListener(Listener())

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shoal_spark import ranges as sets
-from shoal_spark.ranges import Range
+from shoal_spark.ranges import OffsetRange
 
 #: Start offsets by topic and partition.
 Starts = Mapping[tuple[str, int], int]
@@ -32,51 +32,53 @@ class BadOffset(ValueError):
     """A checkpoint with an offset of another source or another query."""
 
 
-class Offset(NamedTuple):
+class ShareGroupOffset(NamedTuple):
     """A streaming offset, typed. Batches count from 1; 0 is the start of a new query."""
 
     seq: int
     group: str
     topics: tuple[str, ...]
-    ranges: tuple[Range, ...] = ()
-    owed: tuple[Range, ...] = ()
+    ranges: tuple[OffsetRange, ...] = ()
+    owed: tuple[OffsetRange, ...] = ()
     starts: Starts = MappingProxyType({})
     member: str = ""
 
 
-def to_json(offset: Offset) -> dict[str, Any]:
+def to_json(offset: ShareGroupOffset) -> dict[str, Any]:
     """Return the dict that Spark stores."""
     return {
         "seq": offset.seq,
         "group": offset.group,
         "topics": ",".join(offset.topics),
-        "ranges": text_of(offset.ranges),
-        "owed": text_of(r[:4] for r in offset.owed),
-        "starts": text_of((*where, at) for where, at in sorted(offset.starts.items())),
+        "ranges": format_rows(offset.ranges),
+        "owed": format_rows(r[:4] for r in offset.owed),
+        "starts": format_rows(
+            (*partition, position) for partition, position in sorted(offset.starts.items())
+        ),
         "member": offset.member,
     }
 
 
-def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) -> Offset:
+def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) -> ShareGroupOffset:
     """Parse the offset in a checkpoint. Raises `BadOffset` with the reason."""
     try:
-        found = Offset(
+        offset = ShareGroupOffset(
             int(stored["seq"]),
             str(stored["group"]),
             tuple(str(stored["topics"]).split(",")),
-            tuple(Range(*row) for row in json.loads(stored["ranges"])),
-            tuple(Range(*row) for row in json.loads(stored["owed"])),
-            {(topic, index): at for topic, index, at in json.loads(stored["starts"])},
+            tuple(OffsetRange(*row) for row in json.loads(stored["ranges"])),
+            tuple(OffsetRange(*row) for row in json.loads(stored["owed"])),
+            {(topic, index): position for topic, index, position in json.loads(stored["starts"])},
             str(stored["member"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise not_written(error) from None
-    check_group(found.group, group, "share group", "group.id")
-    check_topics(found.topics, topics)
-    return found
+        raise make_format_error(error) from None
+    check_group(offset.group, group, "share group", "group.id")
+    check_topics(offset.topics, topics)
+    return offset
 
 
-def not_written(error: Exception) -> BadOffset:
+def make_format_error(error: Exception) -> BadOffset:
     """Return the error for an offset that is not in the format of the source."""
     return BadOffset(
         f"the checkpoint holds an offset that this source did not write ({error!r}); "
@@ -84,40 +86,40 @@ def not_written(error: Exception) -> BadOffset:
     )
 
 
-def check_group(found: str, group: str, kind: str, option: str) -> None:
+def check_group(stored: str, group: str, kind: str, option: str) -> None:
     """Raise `BadOffset` if the checkpoint is of another group than the query's `option`."""
-    if found != group:
+    if stored != group:
         raise BadOffset(
-            f"the checkpoint is of {kind} {found!r}, and the query's {option} is {group!r}; "
+            f"the checkpoint is of {kind} {stored!r}, and the query's {option} is {group!r}; "
             "use a separate checkpointLocation for each group"
         )
 
 
-def check_topics(found: Sequence[str], topics: Sequence[str]) -> None:
+def check_topics(stored: Sequence[str], topics: Sequence[str]) -> None:
     """Raise `BadOffset` if the checkpoint is of other topics than the query."""
-    if found != topics:
+    if stored != topics:
         raise BadOffset(
-            f"the checkpoint is of topics {', '.join(found)}, and the query subscribes to "
+            f"the checkpoint is of topics {', '.join(stored)}, and the query subscribes to "
             f"{', '.join(topics)}; give the query a new checkpointLocation to change its topics"
         )
 
 
-def still_owed(owed: Iterable[Range], before: Starts, now: Starts) -> list[Range]:
+def list_still_owed(owed: Iterable[OffsetRange], before: Starts, now: Starts) -> list[OffsetRange]:
     """Return the ranges that are still to be accepted, by the group's start offsets then and now.
 
     Offsets before a start offset are settled. If a start offset moved back, the group was reset,
     and its offsets are to be delivered again.
     """
-    left = []
+    remaining = []
     for r in owed:
-        where = (r.topic, r.partition)
-        start = now.get(where, -1)
-        if 0 <= start < before.get(where, -1) or r.last < start:
+        partition = (r.topic, r.partition)
+        start = now.get(partition, -1)
+        if 0 <= start < before.get(partition, -1) or r.last < start:
             continue
-        left.append(r.cut(max(r.first, start), r.last))
-    return sets.normal(left)
+        remaining.append(r.cut(max(r.first, start), r.last))
+    return sets.normalize(remaining)
 
 
-def text_of(rows: Iterable[tuple]) -> str:
+def format_rows(rows: Iterable[tuple]) -> str:
     """Return rows as JSON text."""
     return json.dumps([list(row) for row in rows], separators=(",", ":"))

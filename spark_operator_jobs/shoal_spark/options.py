@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client.properties import properties
+from shoal.client.properties import parse_properties
+from shoal.client.queues import reserved_groups
 from shoal.client.settings import Settings
 
 from shoal_spark import outcome_files
@@ -92,7 +93,7 @@ ELSEWHERE_IN_GROUPS = {
     "kafka.key.deserializer": _BYTES,
     "kafka.value.deserializer": _BYTES,
 }
-#: Properties that have no effect under a given `kafka.security.protocol`.
+#: Properties that have no effect under a given `kafka.security.get_protocol`.
 _PROTOCOLS = {
     ("sasl.", "PLAINTEXT"): "SASL_SSL or SASL_PLAINTEXT",
     ("sasl.", "SSL"): "SASL_SSL",
@@ -109,28 +110,28 @@ SCRAM_MECHANISMS, TOKENS_BY = ("SCRAM-SHA-256", "SCRAM-SHA-512"), "SCRAM-SHA-512
 COMMAND_CONFIG = "SHOAL_COMMAND_CONFIG"
 
 
-def login() -> dict[str, str]:
+def load_login() -> dict[str, str]:
     """Return the `kafka.` options of the file that SHOAL_COMMAND_CONFIG names, as references to it.
 
     Spark shows options in plans and logs, so these contain no values. Driver and executors read the
     file again for each connection. Raises `OSError`.
     """
     path = os.environ.get(COMMAND_CONFIG)
-    given = dict(properties(Path(path).read_text())) if path else {}
-    given.pop(BOOTSTRAP.removeprefix("kafka."), None)
-    return {f"kafka.{name}": f"${{file:{path}:{name}}}" for name in given}
+    login_properties = dict(parse_properties(Path(path).read_text())) if path else {}
+    login_properties.pop(BOOTSTRAP.removeprefix("kafka."), None)
+    return {f"kafka.{name}": f"${{file:{path}:{name}}}" for name in login_properties}
 
 
 class InvalidOption(ValueError):
     """An option is unknown, missing, contradictory or out of bounds; the message names it."""
 
 
-def check_columns(given: list[str], own: list[str]) -> None:
+def check_columns(columns: list[str], own: list[str]) -> None:
     """Raise `InvalidOption` if the query's schema has other columns than the source; it may have
     none."""
-    if given not in ([], own):
+    if columns not in ([], own):
         raise InvalidOption(
-            f"the schema has the columns {', '.join(given)}, and this source has "
+            f"the schema has the columns {', '.join(columns)}, and this source has "
             f"{', '.join(own)}; remove the schema and select columns"
         )
 
@@ -147,7 +148,7 @@ class TokenLogin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Connection:
+class ConnectionOptions:
     """The cluster's address, and the client properties from `kafka.` options."""
 
     bootstrap: str
@@ -164,42 +165,42 @@ class Connection:
         """The mechanism by which delegation tokens log in."""
         return self.settings.security.mechanism if self.may_use_tokens(None) else TOKENS_BY
 
-    def with_token(self, login: TokenLogin) -> Connection:
+    def with_token(self, login: TokenLogin) -> ConnectionOptions:
         """Return the connection of a client that logs in by a delegation token."""
-        kept = self.without_login().properties
+        shared = self.without_login().properties
         own = (
             ("sasl.mechanism", login.mechanism),
             ("shoal.delegation.token.hmac", login.password),
             (_TOKEN_ID, login.token_id),
         )
-        return Connection(self.bootstrap, tuple(sorted((*kept, *own))))
+        return ConnectionOptions(self.bootstrap, tuple(sorted((*shared, *own))))
 
-    def with_rack(self, rack: str) -> Connection:
+    def with_rack(self, rack: str) -> ConnectionOptions:
         """Return the connection of a client in this rack, unless an option names another one."""
-        given = dict(self.properties)
-        if not rack or _RACK in given:
+        properties = dict(self.properties)
+        if not rack or _RACK in properties:
             return self
-        return Connection(self.bootstrap, tuple(sorted({**given, _RACK: rack}.items())))
+        return ConnectionOptions(self.bootstrap, tuple(sorted({**properties, _RACK: rack}.items())))
 
     @property
     def token_id(self) -> str:
         """The id of the delegation token; empty without one."""
         return dict(self.properties).get(_TOKEN_ID, "")
 
-    def without_login(self) -> Connection:
+    def without_login(self) -> ConnectionOptions:
         """Return the connection without the user of SASL and the user's secrets."""
-        kept = (
+        remaining = (
             (name, value)
             for name, value in self.properties
             if not name.startswith(("sasl.", "shoal.delegation.token."))
         )
-        return Connection(self.bootstrap, tuple(kept))
+        return ConnectionOptions(self.bootstrap, tuple(remaining))
 
     @property
     def settings(self) -> Settings:
         """Return the client's settings. Raises `InvalidOption` for an unsupported property."""
         try:
-            return Settings.of(self.bootstrap, dict(self.properties))
+            return Settings.from_bootstrap(self.bootstrap, dict(self.properties))
         except Exception as error:  # the user's text in the error, whatever the client makes of it
             raise InvalidOption(f"kafka.*: {error}") from None
 
@@ -212,10 +213,11 @@ class SourceOptions:
     None if it was not set: executors then log in by delegation tokens if the cluster issues them.
     """
 
-    connection: Connection
+    connection: ConnectionOptions
     group_id: str
     topics: tuple[str, ...]
     include_headers: bool
+    include_decode_errors: bool
     min_partitions: int
     max_records: int
     max_bytes: int
@@ -229,13 +231,14 @@ class SourceOptions:
     tokens: bool | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> SourceOptions:
+    def from_options(cls, options: Mapping[str, str]) -> SourceOptions:
         """Parse options. Raises `InvalidOption`."""
-        words = Words(
-            given,
+        words = CaseInsensitiveOptions(
+            options,
             "group.id",
             "subscribe",
             "includeHeaders",
+            "includeDecodeErrors",
             "minPartitions",
             "maxRecordsPerTrigger",
             "maxBytesPerTrigger",
@@ -248,19 +251,19 @@ class SourceOptions:
             "outcomes.dir",
             "delegation.token.enable",
         )
-        connection = words.connection()
-        tokens = words.optional_flag("delegation.token.enable")
+        connection = words.build_connection()
+        tokens = words.get_optional_flag("delegation.token.enable")
         if tokens and not connection.settings.security.sasl:
             raise InvalidOption(
                 "option 'delegation.token.enable' is true, and 'kafka.security.protocol' is "
                 f"{connection.settings.security.protocol}: tokens log in by SASL; set it to "
                 "SASL_SSL, or leave the option out"
             )
-        group = words.required("group.id")
-        topics = words.names("subscribe")
-        mode = words.one_of("share.acquire.mode", "record_limit", "batch_optimized")
-        least = words.number("minPartitions", 0, 1, 100_000)
-        most = words.number("maxRecordsPerTrigger", 10_000, 1, 10_000_000)
+        group = words.get_group("group.id")
+        topics = words.get_names("subscribe")
+        mode = words.get_choice("share.acquire.mode", "record_limit", "batch_optimized")
+        least = words.get_number("minPartitions", 0, 1, 100_000)
+        most = words.get_number("maxRecordsPerTrigger", 10_000, 1, 10_000_000)
         if least > most:
             raise InvalidOption(
                 f"option 'minPartitions' is {least}, and 'maxRecordsPerTrigger' is {most}: a task "
@@ -270,17 +273,18 @@ class SourceOptions:
             connection=connection,
             group_id=group,
             topics=topics,
-            include_headers=words.flag("includeHeaders", False),
+            include_headers=words.get_flag("includeHeaders", False),
+            include_decode_errors=words.get_flag("includeDecodeErrors", False),
             min_partitions=least,
             max_records=most,
-            max_bytes=words.number("maxBytesPerTrigger", 256 << 20, 1024, 2**31 - 1),
-            target_ms=words.number("batch.target.ms", 0, 0, 3_600_000),
-            max_delivery_count=words.number("maxDeliveryCount", 0, 1, 1000),
-            renew=words.optional_flag("share.renew"),
+            max_bytes=words.get_number("maxBytesPerTrigger", 256 << 20, 1024, 2**31 - 1),
+            target_ms=words.get_number("batch.target.ms", 0, 0, 3_600_000),
+            max_delivery_count=words.get_number("maxDeliveryCount", 0, 1, 1000),
+            renew=words.get_optional_flag("share.renew"),
             strict_limit=mode == "record_limit",
-            max_wait_ms=words.number("fetch.max.wait.ms", 500, 0, 60_000),
-            fail_on_data_loss=words.flag("failOnDataLoss", True),
-            outcomes_dir=words.get("outcomes.dir") or outcomes_dir(connection.bootstrap, group),
+            max_wait_ms=words.get_number("fetch.max.wait.ms", 500, 0, 60_000),
+            fail_on_data_loss=words.get_flag("failOnDataLoss", True),
+            outcomes_dir=words.get("outcomes.dir") or get_outcomes_dir(connection.bootstrap, group),
             tokens=tokens,
         )
 
@@ -289,7 +293,7 @@ class SourceOptions:
 class KeyRangeOptions:
     """Options of `readStream.format("consumergroup")`. `max_offsets` is 0 for no limit."""
 
-    connection: Connection
+    connection: ConnectionOptions
     group_id: str
     topics: tuple[str, ...]
     include_headers: bool
@@ -301,10 +305,10 @@ class KeyRangeOptions:
     fail_on_data_loss: bool
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> KeyRangeOptions:
+    def from_options(cls, options: Mapping[str, str]) -> KeyRangeOptions:
         """Parse options. Raises `InvalidOption`."""
-        words = Words(
-            given,
+        words = CaseInsensitiveOptions(
+            options,
             "groupId",
             "subscribe",
             "keyRanges",
@@ -316,18 +320,18 @@ class KeyRangeOptions:
             "failOnDataLoss",
             elsewhere=ELSEWHERE_IN_GROUPS,
         )
-        isolation = words.one_of("kafka.isolation.level", "read_uncommitted", "read_committed")
+        isolation = words.get_choice("kafka.isolation.level", "read_uncommitted", "read_committed")
         return cls(
-            connection=words.connection(),
-            group_id=words.required("groupId"),
-            topics=words.names("subscribe"),
-            include_headers=words.flag("includeHeaders", False),
-            key_ranges=words.number("keyRanges", 1, 1, 256),
-            from_earliest=words.one_of("startingOffsets", "latest", "earliest") == "earliest",
-            max_offsets=words.number("maxOffsetsPerTrigger", 0, 1, 2**62),
-            max_wait_ms=words.number("fetch.max.wait.ms", 500, 0, 60_000),
+            connection=words.build_connection(),
+            group_id=words.get_group("groupId"),
+            topics=words.get_names("subscribe"),
+            include_headers=words.get_flag("includeHeaders", False),
+            key_ranges=words.get_number("keyRanges", 1, 1, 256),
+            from_earliest=words.get_choice("startingOffsets", "latest", "earliest") == "earliest",
+            max_offsets=words.get_number("maxOffsetsPerTrigger", 0, 1, 2**62),
+            max_wait_ms=words.get_number("fetch.max.wait.ms", 500, 0, 60_000),
             read_committed=isolation == "read_committed",
-            fail_on_data_loss=words.flag("failOnDataLoss", True),
+            fail_on_data_loss=words.get_flag("failOnDataLoss", True),
         )
 
 
@@ -335,67 +339,70 @@ class KeyRangeOptions:
 class GroupOptions:
     """Options of the outcome sink and the lag source."""
 
-    connection: Connection
+    connection: ConnectionOptions
     group_ids: tuple[str, ...]
     outcomes_dir: str = ""
 
     @classmethod
-    def of_outcomes(cls, given: Mapping[str, str]) -> GroupOptions:
+    def from_outcome_options(cls, options: Mapping[str, str]) -> GroupOptions:
         """Parse options for one group, whose source runs on the same driver. Raises
         `InvalidOption`.
         """
-        words = Words(given, "group.id", "outcomes.dir", "checkpointLocation")
-        connection, group = words.connection(), words.required("group.id")
-        place = words.get("outcomes.dir") or outcomes_dir(connection.bootstrap, group)
+        words = CaseInsensitiveOptions(options, "group.id", "outcomes.dir", "checkpointLocation")
+        connection, group = words.build_connection(), words.get_required("group.id")
+        place = words.get("outcomes.dir") or get_outcomes_dir(connection.bootstrap, group)
         return cls(connection, (group,), place)
 
     @classmethod
-    def of_lag(cls, given: Mapping[str, str]) -> GroupOptions:
+    def from_lag_options(cls, options: Mapping[str, str]) -> GroupOptions:
         """Parse options for several groups; none means all. Raises `InvalidOption`."""
-        words = Words(given, "group.id")
-        named = words.get("group.id")
-        return cls(words.connection(), words.names("group.id") if named else ())
+        words = CaseInsensitiveOptions(options, "group.id")
+        group_names = words.get("group.id")
+        return cls(words.build_connection(), words.get_names("group.id") if group_names else ())
 
 
 @dataclass(frozen=True)
 class TopicOptions:
     """Options of the producing sink and the dead-letter source."""
 
-    connection: Connection
+    connection: ConnectionOptions
     topic: str
     compression: str = "none"
 
     @classmethod
-    def of_sink(cls, given: Mapping[str, str]) -> TopicOptions:
+    def from_sink_options(cls, options: Mapping[str, str]) -> TopicOptions:
         """Parse options; `topic` is optional if rows have this column. Raises `InvalidOption`."""
-        words = Words(given, "topic", "compression", "checkpointLocation")
-        codec = words.one_of("compression", "none", "gzip", "snappy", "lz4", "zstd")
-        return cls(words.connection(), words.get("topic"), codec)
+        words = CaseInsensitiveOptions(options, "topic", "compression", "checkpointLocation")
+        codec = words.get_choice("compression", "none", "gzip", "snappy", "lz4", "zstd")
+        return cls(words.build_connection(), words.get("topic"), codec)
 
     @classmethod
-    def of_dead_letters(cls, given: Mapping[str, str]) -> TopicOptions:
+    def from_dead_letter_options(cls, options: Mapping[str, str]) -> TopicOptions:
         """Parse options. Raises `InvalidOption`."""
-        words = Words(given, "topic")
-        return cls(words.connection(), words.required("topic"))
+        words = CaseInsensitiveOptions(options, "topic")
+        return cls(words.build_connection(), words.get_required("topic"))
 
 
-def outcomes_dir(bootstrap: str, group_id: str) -> str:
+def get_outcomes_dir(bootstrap: str, group_id: str) -> str:
     """Return the directory for outcome files between sinks and source of a group on one driver."""
     name = hashlib.sha256(f"{bootstrap}\n{group_id}".encode()).hexdigest()[:16]
-    return str(outcome_files.own_folder() / name)
+    return str(outcome_files.get_own_folder() / name)
 
 
-class Words:
+class CaseInsensitiveOptions:
     """Options as Spark passes them, with case-insensitive names; unknown names are refused."""
 
     def __init__(
-        self, given: Mapping[str, str], *known: str, elsewhere: Mapping[str, str] = ELSEWHERE
+        self,
+        options: Mapping[str, str],
+        *known_names: str,
+        elsewhere: Mapping[str, str] = ELSEWHERE,
     ) -> None:
-        names = {name.lower(): name for name in known}
+        names = {name.lower(): name for name in known_names}
         hints = {name.lower(): (name, hint) for name, hint in elsewhere.items()}
         self._own: dict[str, str] = {}
         self._kafka: dict[str, str] = {}
-        for name, value in given.items():
+        for name, value in options.items():
             lower = name.lower()
             if lower in names:
                 self._own[names[lower]] = value.strip()
@@ -406,41 +413,49 @@ class Words:
             else:
                 raise InvalidOption(
                     f"unknown option {name!r}; known are {BOOTSTRAP}, kafka.* and "
-                    + ", ".join(sorted(known))
+                    + ", ".join(sorted(known_names))
                 )
 
-    def connection(self) -> Connection:
+    def build_connection(self) -> ConnectionOptions:
         bootstrap = self._kafka.pop("bootstrap.servers", "").strip()
         if not bootstrap:
             raise InvalidOption(f"option {BOOTSTRAP!r} is missing")
-        found = Connection(bootstrap, tuple(sorted(self._kafka.items())))
-        protocol = found.settings.security.protocol
-        for (prefix, given), wanted in _PROTOCOLS.items():
-            vain = [n for n, value in found.properties if n.startswith(prefix) and value]
-            if given == protocol and vain:
+        connection = ConnectionOptions(bootstrap, tuple(sorted(self._kafka.items())))
+        protocol = connection.settings.security.protocol
+        for (prefix, used_protocol), needed_protocol in _PROTOCOLS.items():
+            vain = [n for n, value in connection.properties if n.startswith(prefix) and value]
+            if used_protocol == protocol and vain:
                 raise InvalidOption(
                     f"options {', '.join(repr(f'kafka.{name}') for name in vain)} have no "
-                    f"effect while 'kafka.security.protocol' is {protocol}: set it to {wanted}, "
+                    f"effect while 'kafka.security.protocol' is {protocol}: set it to "
+                    f"{needed_protocol}, "
                     "or remove them"
                 )
-        return found
+        return connection
 
     def get(self, name: str) -> str:
         return self._own.get(name, "")
 
-    def required(self, name: str) -> str:
+    def get_required(self, name: str) -> str:
         if not self.get(name):
             raise InvalidOption(f"option {name!r} is missing")
         return self.get(name)
 
-    def names(self, name: str) -> tuple[str, ...]:
-        """Return comma-separated names, sorted, without duplicates."""
-        found = sorted({part.strip() for part in self.required(name).split(",")} - {""})
-        if not found:
-            raise InvalidOption(f"option {name!r} is empty; separate names by commas")
-        return tuple(found)
+    def get_group(self, name: str) -> str:
+        """Return the group that the query is to join. Raises `InvalidOption` if it is reserved."""
+        group = self.get_required(name)
+        if reserved_groups.is_reserved(group):
+            raise InvalidOption(f"option {name!r}: {reserved_groups.format_refusal(group)}")
+        return group
 
-    def number(self, name: str, default: int, low: int, high: int) -> int:
+    def get_names(self, name: str) -> tuple[str, ...]:
+        """Return comma-separated names, sorted, without duplicates."""
+        names = sorted({part.strip() for part in self.get_required(name).split(",")} - {""})
+        if not names:
+            raise InvalidOption(f"option {name!r} is empty; separate names by commas")
+        return tuple(names)
+
+    def get_number(self, name: str, default: int, low: int, high: int) -> int:
         text = self.get(name)
         if not text:
             return default
@@ -452,14 +467,14 @@ class Words:
             raise InvalidOption(f"option {name!r} is {value}; it must be between {low} and {high}")
         return value
 
-    def flag(self, name: str, default: bool) -> bool:
-        return self.one_of(name, str(default).lower(), "true", "false") == "true"
+    def get_flag(self, name: str, default: bool) -> bool:
+        return self.get_choice(name, str(default).lower(), "true", "false") == "true"
 
-    def optional_flag(self, name: str) -> bool | None:
+    def get_optional_flag(self, name: str) -> bool | None:
         """Return None if it is not set."""
-        return self.flag(name, True) if self.get(name) else None
+        return self.get_flag(name, True) if self.get(name) else None
 
-    def one_of(self, name: str, default: str, *others: str) -> str:
+    def get_choice(self, name: str, default: str, *others: str) -> str:
         text = self.get(name).lower() or default
         allowed = list(dict.fromkeys((default, *others)))
         if text not in allowed:

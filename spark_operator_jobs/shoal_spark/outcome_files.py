@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import tempfile
 import time
 import uuid
@@ -21,8 +23,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.protocol.reasons import FailureReason
+
 from shoal_spark import ranges as sets
-from shoal_spark.ranges import Range
+from shoal_spark.ranges import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,9 +34,13 @@ if TYPE_CHECKING:
 #: Maximum age of a file in seconds. The source deletes older ones.
 AGE_S_MAX = 7 * 24 * 3600
 DELAY_MS_MAX = 3_600_000
+#: The source's column with the reason for which a record cannot be decoded, null for all others.
+DECODE_ERROR = "decodeError"
+#: A reason that begins with a class, whose name has a capital: `app.errors.NoAmount: why`.
+_NAMED = re.compile(r"((?:[a-z_]\w*\.)*[A-Z]\w*): (.*)", re.DOTALL)
 
 
-class Kind(StrEnum):
+class OutcomeKind(StrEnum):
     """The outcome of a row."""
 
     ACCEPT = "accept"
@@ -47,33 +55,33 @@ class Outcome(NamedTuple):
     partition: int
     first: int
     last: int
-    kind: Kind
+    kind: OutcomeKind
     delay_ms: int = 0
     reason: str = ""
 
     @property
-    def range(self) -> Range:
-        return Range(*self[:4])
+    def range(self) -> OffsetRange:
+        return OffsetRange(*self[:4])
 
 
-def joined(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def join(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Sort outcomes and merge adjacent ones that are equal."""
-    found: list[Outcome] = []
-    for one in sorted(outcomes):
-        before = found[-1] if found else None
+    joined: list[Outcome] = []
+    for outcome in sorted(outcomes):
+        before = joined[-1] if joined else None
         if (
             before
-            and before[:2] == one[:2]
-            and before[4:] == one[4:]
-            and (before.first <= one.first <= before.last + 1)
+            and before[:2] == outcome[:2]
+            and before[4:] == outcome[4:]
+            and (before.first <= outcome.first <= before.last + 1)
         ):
-            found[-1] = before._replace(last=max(before.last, one.last))
+            joined[-1] = before._replace(last=max(before.last, outcome.last))
         else:
-            found.append(one)
-    return found
+            joined.append(outcome)
+    return joined
 
 
-def own_folder() -> Path:
+def get_own_folder() -> Path:
     """Return the folder of this user in the temporary folder, for all default directories."""
     return Path(tempfile.gettempdir(), f"shoal-outcomes-{os.getuid()}")
 
@@ -81,7 +89,7 @@ def own_folder() -> Path:
 def check_owner(directory: Path) -> None:
     """Raise `PermissionError` if somebody else than this user and root owns the directory, or the
     folder of this user in which it is."""
-    own = own_folder()
+    own = get_own_folder()
     for place in (own, directory) if own in directory.parents else (directory,):
         try:
             owner = place.lstat().st_uid
@@ -96,12 +104,12 @@ def check_owner(directory: Path) -> None:
 
 def write(directory: str, outcomes: Iterable[Outcome]) -> Path | None:
     """Write outcomes for the source; return None if there are none."""
-    lines = [json.dumps(one._asdict()) + "\n" for one in joined(outcomes)]
+    lines = [json.dumps(outcome._asdict()) + "\n" for outcome in join(outcomes)]
     if not lines:
         return None
     place = Path(directory)
     check_owner(place)
-    if (own := own_folder()) in place.parents:
+    if (own := get_own_folder()) in place.parents:
         own.mkdir(mode=0o700, exist_ok=True)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(place)
@@ -121,7 +129,7 @@ class Inbox:
         self._directory = Path(directory)
         self._files: dict[Path, list[Outcome]] = {}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read new files. Raises `PermissionError` for a directory of another user."""
         check_owner(self._directory)
         for path in sorted(self._directory.glob("*.jsonl")):
@@ -134,30 +142,42 @@ class Inbox:
                 rows = [json.loads(line) for line in path.read_text().splitlines()]
             except FileNotFoundError:
                 continue
-            self._files[path] = [Outcome(**{**row, "kind": Kind(row["kind"])}) for row in rows]
+            self._files[path] = [
+                Outcome(**{**row, "kind": OutcomeKind(row["kind"])}) for row in rows
+            ]
 
-    def of(self, ranges: Iterable[Range]) -> Iterator[tuple[Kind, int, list[Range]]]:
-        """Yield the outcomes of these offsets by kind and delay; those without one are accepted."""
-        left = list(ranges)
+    def iterate_outcomes(
+        self, ranges: Iterable[OffsetRange]
+    ) -> Iterator[tuple[OutcomeKind, int, str, list[OffsetRange]]]:
+        """Yield the outcomes of these offsets by kind, delay and reason; those without one are
+        accepted."""
+        remaining = list(ranges)
         for path in sorted(self._files, reverse=True):
             for outcome in self._files[path]:
-                some, left = sets.split(left, [outcome.range])
-                if some:
-                    yield outcome.kind, outcome.delay_ms, some
-        if left:
-            yield Kind.ACCEPT, 0, left
+                matched, remaining = sets.split(remaining, [outcome.range])
+                if matched:
+                    yield outcome.kind, outcome.delay_ms, outcome.reason, matched
+        if remaining:
+            yield OutcomeKind.ACCEPT, 0, "", remaining
 
-    def settled(self, ranges: Iterable[Range]) -> None:
+    def drop_settled(self, ranges: Iterable[OffsetRange]) -> None:
         """Drop the outcomes of these offsets, and remove files without remaining outcomes."""
-        done = list(ranges)
+        settled = list(ranges)
         for path, outcomes in list(self._files.items()):
-            left = [
+            remaining = [
                 outcome._replace(first=r.first, last=r.last)
                 for outcome in outcomes
-                for r in sets.minus([outcome.range], done)
+                for r in sets.subtract([outcome.range], settled)
             ]
-            if left:
-                self._files[path] = left
+            if remaining:
+                self._files[path] = remaining
             else:
                 del self._files[path]
                 path.unlink(missing_ok=True)
+
+
+def parse_reason(text: str) -> FailureReason:
+    """Return the reason of an outcome; `ValueError: no amount` names the exception."""
+    named = _NAMED.fullmatch(text)
+    exception, message = named.groups() if named else ("", text)
+    return FailureReason(exception, message, worker=socket.gethostname())

@@ -15,7 +15,7 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal_spark.offsets import check_group, check_topics, not_written, text_of
+from shoal_spark.offsets import check_group, check_topics, format_rows, make_format_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ Positions = dict[tuple[str, int], int]
 _NONE: Mapping[tuple[str, int], int] = MappingProxyType({})
 
 
-class Batch(NamedTuple):
+class KeyRangeOffset(NamedTuple):
     """A streaming offset, typed. Batches count from 1; 0 is the start of a new query."""
 
     seq: int
@@ -35,25 +35,28 @@ class Batch(NamedTuple):
     ends: Mapping[tuple[str, int], int] = _NONE
 
 
-def to_json(batch: Batch) -> dict[str, Any]:
+def to_json(batch: KeyRangeOffset) -> dict[str, Any]:
     """Return the dict that Spark stores."""
     return {
         "seq": batch.seq,
         "group": batch.group,
         "topics": ",".join(batch.topics),
-        "starts": _text(batch.starts),
-        "ends": _text(batch.ends),
+        "starts": _format_positions(batch.starts),
+        "ends": _format_positions(batch.ends),
     }
 
 
-def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) -> Batch:
+def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) -> KeyRangeOffset:
     """Parse the offset in a checkpoint. Raises `BadOffset` with the reason."""
     try:
         starts, ends = (
-            {(topic, partition): at for topic, partition, at in json.loads(stored[name])}
+            {
+                (topic, partition): position
+                for topic, partition, position in json.loads(stored[name])
+            }
             for name in ("starts", "ends")
         )
-        found = Batch(
+        offset = KeyRangeOffset(
             int(stored["seq"]),
             str(stored["group"]),
             tuple(str(stored["topics"]).split(",")),
@@ -61,13 +64,13 @@ def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) ->
             ends,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise not_written(error) from None
-    check_group(found.group, group, "consumer group", "groupId")
-    check_topics(found.topics, topics)
-    return found
+        raise make_format_error(error) from None
+    check_group(offset.group, group, "consumer group", "groupId")
+    check_topics(offset.topics, topics)
+    return offset
 
 
-def limited(
+def limit_ends(
     starts: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int], offsets_max: int
 ) -> Positions:
     """Return where a batch of at most `offsets_max` offsets ends; 0 is no limit.
@@ -75,23 +78,23 @@ def limited(
     Each partition gets its part of the limit in proportion to what it has, and at least one offset
     if the limit allows. So no partition waits for the others to be empty.
     """
-    behind = {where: max(0, end - starts.get(where, end)) for where, end in ends.items()}
-    total = sum(behind.values())
+    lags = {partition: max(0, end - starts.get(partition, end)) for partition, end in ends.items()}
+    total = sum(lags.values())
     if not offsets_max or total <= offsets_max:
         return dict(ends)
-    found = {where: starts.get(where, end) for where, end in ends.items()}
-    left = offsets_max
+    limited = {partition: starts.get(partition, end) for partition, end in ends.items()}
+    remaining = offsets_max
     # The shortest first: what rounding leaves goes to the longest ones.
-    for where, count in sorted(behind.items(), key=lambda item: (item[1], item[0])):
+    for partition, count in sorted(lags.items(), key=lambda item: (item[1], item[0])):
         if not count:
-            found[where] = ends[where]
+            limited[partition] = ends[partition]
             continue
-        taken = min(left, max(1, left * count // total))
-        found[where] += taken
-        left -= taken
+        share = min(remaining, max(1, remaining * count // total))
+        limited[partition] += share
+        remaining -= share
         total -= count
-    return found
+    return limited
 
 
-def _text(positions: Mapping[tuple[str, int], int]) -> str:
-    return text_of((*where, at) for where, at in sorted(positions.items()))
+def _format_positions(positions: Mapping[tuple[str, int], int]) -> str:
+    return format_rows((*partition, offset) for partition, offset in sorted(positions.items()))

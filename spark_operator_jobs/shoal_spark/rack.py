@@ -14,7 +14,7 @@ from pathlib import Path
 VARIABLE, ANNOTATION = "SHOAL_POD_ANNOTATIONS", "shoal.dev/rack"
 
 
-def pod_rack() -> str:
+def read_pod_rack() -> str:
     """Return the rack; empty while it is unknown."""
     file = os.environ.get(VARIABLE)
     if not file:

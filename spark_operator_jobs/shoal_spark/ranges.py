@@ -1,8 +1,8 @@
 """Ranges of offsets as sets, and the division of a batch's ranges into tasks.
 
-Pure. A `Range` is a run of offsets of one partition, both ends inclusive. It has a delivery count,
-and an estimate of its bytes from the headers of log batches. Lists of ranges are sets of offsets:
-sorted, and disjoint after `normal`.
+Pure. A `OffsetRange` is a run of offsets of one partition, both ends inclusive. It has a delivery
+count, and an estimate of its bytes from the headers of log batches. Lists of ranges are sets of
+offsets: sorted, and disjoint after `normalize`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 EVEN_SIZES = 2
 
 
-class Range(NamedTuple):
-    """Offsets of one partition, both ends inclusive; `size` is bytes, 0 if unknown."""
+class OffsetRange(NamedTuple):
+    """Offsets of one partition, both ends inclusive; `sum_sizes` is bytes, 0 if unknown."""
 
     topic: str
     partition: int
@@ -39,12 +39,12 @@ class Range(NamedTuple):
         """The bytes, or the records if the bytes are unknown; at least one per record."""
         return max(self.size, self.length)
 
-    def cut(self, first: int, last: int) -> Range:
+    def cut(self, first: int, last: int) -> OffsetRange:
         """Return the part [first, last] with its share of the bytes."""
         size = self.size * (last - first + 1) // self.length
         return self._replace(first=first, last=last, size=size)
 
-    def follows(self, before: Range) -> bool:
+    def is_continuation_of(self, before: OffsetRange) -> bool:
         """Whether this range continues `before` with the same attributes."""
         if before[:2] != self[:2] or before.last + 1 != self.first:
             return False
@@ -52,88 +52,95 @@ class Range(NamedTuple):
         return before.delivery_count == self.delivery_count and sizes[1] <= EVEN_SIZES * sizes[0]
 
 
-def count(ranges: Iterable[Range]) -> int:
+def count(ranges: Iterable[OffsetRange]) -> int:
     return sum(r.length for r in ranges)
 
 
-def size(ranges: Iterable[Range]) -> int:
+def sum_sizes(ranges: Iterable[OffsetRange]) -> int:
     return sum(r.size for r in ranges)
 
 
-def normal(ranges: Iterable[Range]) -> list[Range]:
+def normalize(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return the same offsets in order, with adjacent ranges joined if possible."""
-    out: list[Range] = []
+    out: list[OffsetRange] = []
     for r in sorted(ranges):
-        if out and r.follows(out[-1]):
+        if out and r.is_continuation_of(out[-1]):
             out[-1] = out[-1]._replace(last=r.last, size=out[-1].size + r.size)
         else:
             out.append(r)
     return out
 
 
-def plus(ranges: Iterable[Range], other: Iterable[Range]) -> list[Range]:
+def unite(ranges: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return the offsets of both; `other` has priority."""
     newer = list(other)
-    return normal([*minus(ranges, newer), *newer])
+    return normalize([*subtract(ranges, newer), *newer])
 
 
-def minus(ranges: Iterable[Range], other: Iterable[Range]) -> list[Range]:
+def subtract(ranges: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return the part of `ranges` that is not in `other`."""
     return split(ranges, other)[1]
 
 
-def both(ranges: Iterable[Range], other: Iterable[Range]) -> list[Range]:
+def intersect(ranges: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return the part of `ranges` that is also in `other`."""
     return split(ranges, other)[0]
 
 
-def split(ranges: Iterable[Range], other: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+def split(
+    ranges: Iterable[OffsetRange], other: Iterable[OffsetRange]
+) -> tuple[list[OffsetRange], list[OffsetRange]]:
     """Return the parts of `ranges` inside and outside `other`, both in order."""
-    inside: list[Range] = []
-    outside: list[Range] = []
+    inside: list[OffsetRange] = []
+    outside: list[OffsetRange] = []
     offsets: dict[tuple[str, int], OffsetSet] = {}
     for r in other:
         offsets.setdefault((r.topic, r.partition), OffsetSet()).add(r.first, r.last)
     nothing = OffsetSet()
     for r in sorted(ranges):
-        others = offsets.get((r.topic, r.partition), nothing)
-        for first, last, is_inside in others.cut(r.first, r.last):
+        other_offsets = offsets.get((r.topic, r.partition), nothing)
+        for first, last, is_inside in other_offsets.cut(r.first, r.last):
             (inside if is_inside else outside).append(r.cut(first, last))
     return inside, outside
 
 
-def tasks(ranges: Sequence[Range], wanted: int) -> list[tuple[Range, ...]]:
-    """Cut ranges into up to `wanted` tasks of about equal weight.
+def split_into_tasks(
+    ranges: Sequence[OffsetRange], task_count: int
+) -> list[tuple[OffsetRange, ...]]:
+    """Cut ranges into up to `task_count` tasks of about equal weight.
 
-    The ranges, laid end to end, form a line as long as their weight. It is cut into `wanted` equal
-    parts, each cut moved to the next border between records. Every offset is in exactly one task. A
-    record that is heavier than a part fills several tasks' places.
+    The ranges, laid end to end, form a line as long as their weight. It is cut into `task_count`
+    equal parts, each cut moved to the next border between records. Every offset is in exactly one
+    task. A record that is heavier than a part fills several tasks' places.
     """
     line = [r for r in ranges if r.length > 0]
     ends = list(accumulate(r.weight for r in line))
     if not line:
         return []
-    wanted = max(1, min(wanted, count(line)))
-    found: dict[int, list[Range]] = {}
+    task_count = max(1, min(task_count, count(line)))
+    by_task: dict[int, list[OffsetRange]] = {}
     for r, end in zip(line, ends, strict=True):
-        for number, piece in _pieces(r, end - r.weight, ends[-1], wanted):
-            found.setdefault(number, []).append(piece)
-    return [tuple(found[number]) for number in sorted(found)]
+        for number, piece in _split_range(r, end - r.weight, ends[-1], task_count):
+            by_task.setdefault(number, []).append(piece)
+    return [tuple(by_task[number]) for number in sorted(by_task)]
 
 
-def _pieces(r: Range, begin: int, total: int, wanted: int) -> Iterator[tuple[int, Range]]:
+def _split_range(
+    r: OffsetRange, begin: int, total: int, task_count: int
+) -> Iterator[tuple[int, OffsetRange]]:
     """Yield the pieces of a range that starts at `begin` of the line, each with its task number.
 
     The record at index i of the range starts at `begin + weight * i / count`. Its task number is
     that divided by (total / wanted), rounded down. All arithmetic uses integers.
     """
-    at = 0
-    while at < r.length:
-        number = (begin * r.length + r.weight * at) * wanted // (total * r.length)
+    index = 0
+    while index < r.length:
+        number = (begin * r.length + r.weight * index) * task_count // (total * r.length)
         # The first index that belongs to a later task.
         cut = -(
-            (begin * r.length * wanted - (number + 1) * total * r.length) // (r.weight * wanted)
+            (begin * r.length * task_count - (number + 1) * total * r.length)
+            // (r.weight * task_count)
         )
         cut = min(cut, r.length)
-        yield number, r.cut(r.first + at, r.first + cut - 1)
-        at = cut
+        yield number, r.cut(r.first + index, r.first + cut - 1)
+        index = cut

@@ -32,14 +32,14 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from shoal.client.share import AcknowledgeType
+from shoal.client.share.member import AcknowledgeType
 
 from shoal_spark import ranges as sets
 from shoal_spark.batch_size import BatchSize
-from shoal_spark.drain import Drain, NotAssigned, patience_s
-from shoal_spark.offsets import Offset, from_json, to_json
+from shoal_spark.drain import Drain, NotAssigned, idle_timeout_s
+from shoal_spark.offsets import ShareGroupOffset, from_json, to_json
 from shoal_spark.options import SourceOptions, TokenLogin, check_columns
-from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, Kind
+from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, OutcomeKind, parse_reason
 from shoal_spark.reader_state import ReaderState
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     import pyarrow
 
-    from shoal_spark.member import Member
-    from shoal_spark.ranges import Range
+    from shoal_spark.member import DriverMember
+    from shoal_spark.ranges import OffsetRange
 
 log = logging.getLogger("shoal_spark")
 #: Longest single wait if an event may end the wait early, in milliseconds.
@@ -60,17 +60,17 @@ ROUNDS_MAX = 1000
 #: Minimum records per task when a batch is shortened.
 RECORDS_PER_TASK_MIN = 10
 _TYPES = {
-    Kind.ACCEPT: AcknowledgeType.ACCEPT,
-    Kind.RELEASE: AcknowledgeType.RELEASE,
-    Kind.REJECT: AcknowledgeType.REJECT,
+    OutcomeKind.ACCEPT: AcknowledgeType.ACCEPT,
+    OutcomeKind.RELEASE: AcknowledgeType.RELEASE,
+    OutcomeKind.REJECT: AcknowledgeType.REJECT,
 }
 
 
 @dataclass(frozen=True)
-class Task(InputPartition):  # type: ignore[misc]
+class ShareGroupTask(InputPartition):  # type: ignore[misc]
     """The ranges that one task fetches."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[OffsetRange, ...]
     #: The executors' login, None for the query's own.
     login: TokenLogin | None = field(default=None, repr=False)
 
@@ -86,7 +86,7 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def __init__(self, options: SourceOptions, columns: Sequence[str] = ()) -> None:
         self.options = options
         self._columns = list(columns)
-        self._driver: Driver | None = None
+        self._driver: ShareGroupDriver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what executors get: without the query's login if they have tokens for sure."""
@@ -96,10 +96,10 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return {"options": options, "_columns": [], "_driver": None}
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> ShareGroupDriver:
         if self._driver is None:
             self._check_columns()
-            self._driver = Driver(self.options)
+            self._driver = ShareGroupDriver(self.options)
             # Spark ends this process with SIGTERM. Without a handler the locks would have to
             # expire.
             signal.signal(signal.SIGTERM, _exit)
@@ -108,37 +108,42 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def _check_columns(self) -> None:
         from shoal_spark import columns
 
-        check_columns(self._columns, columns.names(self.options.include_headers))
+        options = self.options
+        own = columns.list_names(options.include_headers, options.include_decode_errors)
+        check_columns(self._columns, own)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_records)
 
     def initialOffset(self) -> dict:
-        return to_json(Offset(0, self.options.group_id, self.options.topics))
+        return to_json(ShareGroupOffset(0, self.options.group_id, self.options.topics))
 
     def latestOffset(self, start: dict, limit: ReadLimit) -> dict:
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else self.options.max_records
-        end = self.driver.next_batch(self._typed(start), most)
+        end = self.driver.prepare_next_batch(self._parse_offset(start), most)
         return start if end is None else to_json(end)
 
     def reportLatestOffset(self) -> dict | None:
-        return None if self._driver is None else self._driver.progress()
+        return None if self._driver is None else self._driver.report_progress()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self.driver.drain()
 
     def partitions(self, _start: dict, end: dict) -> Sequence[InputPartition]:
-        batch = self._typed(end)
+        batch = self._parse_offset(end)
         self.driver.run(batch)
         places = len({r[:2] for r in batch.ranges})
-        wanted = max(self.options.min_partitions, places)
-        login = self.driver.login.current()
-        return [Task(some, login) for some in sets.tasks(batch.ranges, wanted)]
+        task_count = max(self.options.min_partitions, places)
+        login = self.driver.login.get_current()
+        return [
+            ShareGroupTask(ranges, login)
+            for ranges in sets.split_into_tasks(batch.ranges, task_count)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         from shoal_spark import range_reader
 
-        assert isinstance(partition, Task)
+        assert isinstance(partition, ShareGroupTask)
         options = self.options
         if partition.login is not None:
             connection = options.connection.with_token(partition.login)
@@ -146,14 +151,14 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return range_reader.read(options, partition.ranges)
 
     def commit(self, end: dict) -> None:
-        self.driver.complete(self._typed(end).seq)
+        self.driver.complete(self._parse_offset(end).seq)
 
     def stop(self) -> None:
         if self._driver is not None:
             self._driver.stop()
             self._driver = None
 
-    def _typed(self, stored: Mapping[str, Any]) -> Offset:
+    def _parse_offset(self, stored: Mapping[str, Any]) -> ShareGroupOffset:
         return from_json(stored, self.options.group_id, self.options.topics)
 
 
@@ -165,31 +170,34 @@ def _exit(*_: object) -> None:
     sys.exit(0)
 
 
-class Driver:
+class ShareGroupDriver:
     """The reader on the driver: the member, its state, and the batch that Spark runs."""
 
     def __init__(self, options: SourceOptions) -> None:
         # Imported here: executors unpickle this module and need no member.
         from shoal_spark.delegation import ExecutorLogin
-        from shoal_spark.member import Member
+        from shoal_spark.member import DriverMember
 
         self.options = options
         self.state = ReaderState()
         self.inbox = Inbox(options.outcomes_dir)
         least = max(options.min_partitions, 1) * RECORDS_PER_TASK_MIN
         self.pace = BatchSize(options.target_ms / 1000, least)
-        self.member: Member = Member(options, lambda: self.state.locked)
+        self.member: DriverMember = DriverMember(options, lambda: self.state.locked)
         self.login = ExecutorLogin(self.member.client, options.connection, options.tokens)
-        self._end: Offset | None = None
-        self._due: list[tuple[float, list[Range]]] = []
+        self._end: ShareGroupOffset | None = None
+        #: Rows that stay locked until a time, and are then released with a reason.
+        self._due: list[tuple[float, list[OffsetRange], str]] = []
         self._drain: Drain | None = None
-        self._reclaim: Future[list[Range]] | None = None
+        self._reclaim: Future[list[OffsetRange]] | None = None
         self._complete = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-reclaim")
 
     # Calls from Spark
 
-    def next_batch(self, start: Offset, max_records: int) -> Offset | None:
+    def prepare_next_batch(
+        self, start: ShareGroupOffset, max_records: int
+    ) -> ShareGroupOffset | None:
         """Settle completed batches and lock the rows of the next one; None if there are none."""
         self.member.join(start.member)
         self.state.resume(start)
@@ -198,12 +206,12 @@ class Driver:
             return self._end
         self._prune(start)
         self._release_due()
-        fresh = self._collect(self.pace.limit(max_records))
+        fresh = self._collect(self.pace.compute_limit(max_records))
         if not fresh:
             return None
         batch = self.state.give(start.seq + 1, fresh)
-        self.pace.given(start.seq + 1, sets.count(batch), time.monotonic())
-        self._end = Offset(
+        self.pace.note_given(start.seq + 1, sets.count(batch), time.monotonic())
+        self._end = ShareGroupOffset(
             start.seq + 1,
             self.options.group_id,
             self.options.topics,
@@ -214,36 +222,36 @@ class Driver:
         )
         return self._end
 
-    def run(self, batch: Offset) -> None:
+    def run(self, batch: ShareGroupOffset) -> None:
         """Note that Spark runs this batch, which an earlier driver may have acquired."""
         self.member.join(batch.member)
         if self.state.replay(batch):
             log.info("share group %s: batch %d runs again", self.options.group_id, batch.seq)
-            self._reclaim = self._thread.submit(self._reclaimed, sets.count(batch.ranges))
+            self._reclaim = self._thread.submit(self._reacquire, sets.count(batch.ranges))
 
-    def _reclaimed(self, count: int) -> list[Range]:
+    def _reacquire(self, count: int) -> list[OffsetRange]:
         """Acquire while an earlier driver's batch runs again; that batch's ranges come first."""
-        found: list[Range] = []
-        while not found and not self._complete.is_set():
-            found = self.member.acquire(count, self.options.max_bytes, POLL_MS)
-        return found
+        ranges: list[OffsetRange] = []
+        while not ranges and not self._complete.is_set():
+            ranges = self.member.acquire(count, self.options.max_bytes, POLL_MS)
+        return ranges
 
     def complete(self, seq: int) -> None:
         """Settle the locked ranges of all batches up to `seq`, which have been processed."""
-        self.pace.completed(seq, time.monotonic())
+        self.pace.note_completed(seq, time.monotonic())
         if self._reclaim is not None:
             self._complete.set()
-            found, self._reclaim = self._reclaim.result(), None
-            self.state.acquired(found)
-        self.state.lost(self.member.take_lost())
-        done = self.state.completed(seq)
-        if done:
-            self.inbox.look()
-            self._settle(done)
+            acquired, self._reclaim = self._reclaim.result(), None
+            self.state.note_acquired(acquired)
+        self.state.note_lost(self.member.take_lost())
+        completed = self.state.note_completed(seq)
+        if completed:
+            self.inbox.poll()
+            self._settle(completed)
 
     def drain(self) -> None:
         """Deliver only records that are in the log now (Trigger.AvailableNow)."""
-        self._drain = Drain(self.member.ends())
+        self._drain = Drain(self.member.fetch_ends())
 
     def stop(self) -> None:
         self._complete.set()
@@ -251,9 +259,9 @@ class Driver:
         self.login.close()
         self.member.close()
 
-    def progress(self) -> dict[str, Any]:
+    def report_progress(self) -> dict[str, Any]:
         """Return counts since the start of this driver, and the state of the group."""
-        self.member.positions()
+        self.member.fetch_positions()
         counts = self.member.counts
         names = (
             "acquired",
@@ -274,29 +282,29 @@ class Driver:
 
     # Locking
 
-    def _collect(self, max_records: int) -> list[Range]:
+    def _collect(self, max_records: int) -> list[OffsetRange]:
         """Acquire rows for the next batch; wait for the first as long as the options allow."""
         deadline = time.monotonic() + self.options.max_wait_ms / 1000
         rounds = 0
         while rounds < ROUNDS_MAX:
-            fresh = self.state.fresh()
-            left = max_records - sets.count(fresh)
-            left_bytes = self.options.max_bytes - sets.size(fresh)
-            if left <= 0 or left_bytes <= 0 or (not fresh and self._drained()):
+            fresh = self.state.list_fresh()
+            remaining = max_records - sets.count(fresh)
+            left_bytes = self.options.max_bytes - sets.sum_sizes(fresh)
+            if remaining <= 0 or left_bytes <= 0 or (not fresh and self._is_drained()):
                 return fresh
             began = time.monotonic()
             # Another member's acceptance may end a drain while nothing arrives here.
             wait_ms = POLL_MS if self._drain else max(0, int((deadline - began) * 1000))
-            found = self.member.acquire(left, left_bytes, 0 if fresh else wait_ms)
-            if found:
+            acquired = self.member.acquire(remaining, left_bytes, 0 if fresh else wait_ms)
+            if acquired:
                 rounds += 1
-                self._settle(self.state.acquired(found))
-                self._divert(found)
-            if found and self._drain:
-                self._drain.found()
-            if not found and (fresh or self._is_over(began, deadline)):
+                self._settle(self.state.note_acquired(acquired))
+                self._divert(acquired)
+            if acquired and self._drain:
+                self._drain.note_found()
+            if not acquired and (fresh or self._is_over(began, deadline)):
                 return fresh
-        return self.state.fresh()
+        return self.state.list_fresh()
 
     def _is_over(self, began: float, deadline: float) -> bool:
         """Whether to stop waiting after a poll from `began` on found nothing."""
@@ -308,7 +316,7 @@ class Driver:
         if self._drain is None:
             return False
         self._release_due()
-        self._drain.nothing(time.monotonic() - began, assigned=self.member.is_assigned)
+        self._drain.note_nothing(time.monotonic() - began, assigned=self.member.is_assigned)
         group, timeout_s = self.options.group_id, self.member.timeout_s
         if self._drain.is_left_out(timeout_s):
             raise NotAssigned(
@@ -321,71 +329,79 @@ class Driver:
             "share group %s: other members hold records of %s, or they wait to be delivered "
             "again; nothing has moved for %.0f s, so the query ends without them",
             group,
-            ", ".join(f"{t}-{p}" for t, p in self._drain.open(self.member.starts)),
-            patience_s(self.member.lock_ms),
+            ", ".join(f"{t}-{p}" for t, p in self._drain.list_open(self.member.starts)),
+            idle_timeout_s(self.member.lock_ms),
         )
         return True
 
-    def _divert(self, found: Iterable[Range]) -> None:
+    def _divert(self, acquired: Iterable[OffsetRange]) -> None:
         """Reject acquired records with too many deliveries; keep those that a drain excludes."""
         limit = self.options.max_delivery_count
-        often = [r for r in found if limit and r.delivery_count > limit]
-        self._acknowledge(sets.both(often, self.state.fresh()), Kind.REJECT)
+        often = [r for r in acquired if limit and r.delivery_count > limit]
+        why = f"TooManyDeliveries: option maxDeliveryCount allows {limit}"
+        self._acknowledge(sets.intersect(often, self.state.list_fresh()), OutcomeKind.REJECT, why)
         if self._drain is not None:
-            later = [
+            postponed = [
                 r.cut(max(r.first, end), r.last)
-                for r in self.state.fresh()
+                for r in self.state.list_fresh()
                 if r.last >= (end := self._drain.target.get((r.topic, r.partition), 0))
             ]
-            self.state.keep(later)
+            self.state.keep(postponed)
 
-    def _drained(self) -> bool:
+    def _is_drained(self) -> bool:
         """Whether all records from before the start of a drain are done."""
         if self._drain is None:
             return False
-        starts = self.member.positions(fresh=True)
-        soon = time.monotonic() + patience_s(self.member.lock_ms)
-        due = any(at <= soon for at, _ in self._due)
-        kept = Counter[tuple[str, int]]()
+        starts = self.member.fetch_positions(fresh=True)
+        soon = time.monotonic() + idle_timeout_s(self.member.lock_ms)
+        due = any(due_s <= soon for due_s, _, _ in self._due)
+        kept_counts = Counter[tuple[str, int]]()
         for r in () if due else self.state.kept:
-            kept[r.topic, r.partition] += r.length
-        return self._drain.done(starts, self.member.lags, kept)
+            kept_counts[r.topic, r.partition] += r.length
+        return self._drain.is_done(starts, self.member.lags, kept_counts)
 
-    def _prune(self, start: Offset) -> None:
+    def _prune(self, start: ShareGroupOffset) -> None:
         if self.state.owed:
             before = self.member.starts or start.starts
-            now = self.member.positions(fresh=not self.member.starts)
+            now = self.member.fetch_positions(fresh=not self.member.starts)
             if now:
                 self.state.prune(before, now)
 
     # Settling
 
-    def _settle(self, ranges: Sequence[Range]) -> None:
+    def _settle(self, ranges: Sequence[OffsetRange]) -> None:
         """Settle processed rows with their outcomes; rows without one are accepted."""
         if not ranges:
             return
-        for kind, delay_ms, some in list(self.inbox.of(ranges)):
-            if kind == Kind.RELEASE and delay_ms:
-                at = time.monotonic() + min(delay_ms, DELAY_MS_MAX) / 1000
-                self.state.keep(some)
-                self._due.append((at, some))
-                self.inbox.settled(some)
+        for kind, delay_ms, reason, matched in list(self.inbox.iterate_outcomes(ranges)):
+            if kind == OutcomeKind.RELEASE and delay_ms:
+                due_s = time.monotonic() + min(delay_ms, DELAY_MS_MAX) / 1000
+                self.state.keep(matched)
+                self._due.append((due_s, matched, reason))
+                self.inbox.drop_settled(matched)
             else:
-                self._acknowledge(some, kind)
+                self._acknowledge(matched, kind, reason)
 
     def _release_due(self) -> None:
         now = time.monotonic()
-        ripe = [r for at, some in self._due if at <= now for r in some]
-        self._due = [(at, some) for at, some in self._due if at > now]
-        self._acknowledge(sets.both(ripe, self.state.kept), Kind.RELEASE)
+        ripe_by_reason: dict[str, list[OffsetRange]] = {}
+        for due_s, ranges, reason in self._due:
+            if due_s <= now:
+                ripe_by_reason.setdefault(reason, []).extend(ranges)
+        self._due = [entry for entry in self._due if entry[0] > now]
+        for reason, ripe in ripe_by_reason.items():
+            self._acknowledge(sets.intersect(ripe, self.state.kept), OutcomeKind.RELEASE, reason)
 
-    def _acknowledge(self, ranges: Sequence[Range], kind: Kind) -> None:
+    def _acknowledge(
+        self, ranges: Sequence[OffsetRange], kind: OutcomeKind, reason: str = ""
+    ) -> None:
         if not ranges:
             return
-        taken, refused = self.member.settle(ranges, _TYPES[kind])
-        self.state.settled(taken)
-        self.state.lost(refused)
-        self.inbox.settled(taken)
+        why = parse_reason(reason) if reason else None
+        settled, refused = self.member.settle(ranges, _TYPES[kind], why)
+        self.state.note_settled(settled)
+        self.state.note_lost(refused)
+        self.inbox.drop_settled(settled)
         if refused:
             log.warning(
                 "share group %s: %d records had lost their locks before they could be settled; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shoal.client.security import SECRETS
+from shoal.client.security.security import SECRETS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,11 +1,12 @@
 """The wanted number of executors, as published for this application.
 
-The operator computes it from the share group's lag. It publishes it over HTTP (SHOAL_SCALE_URL,
-JSON with `desiredReplicas`) or in a file such as a mounted ConfigMap (SHOAL_EXECUTORS_FILE, the
-number or the same JSON). The application follows it (`allocation`).
+The operator computes it from the share group's lag. It publishes it over HTTP (SHOAL_SCALE_URL, or
+the address in SHOAL_SCALE_URL_FILE; JSON with `desiredReplicas`) or in a file such as a mounted
+ConfigMap (SHOAL_EXECUTORS_FILE, the number or the same JSON). The application follows it
+(`allocation`).
 
 SHOAL_SCALE_CA_FILE names the certificates to trust for a URL with https, and SHOAL_SCALE_TOKEN_FILE
-a bearer token. Both files are read for each request.
+a bearer token. All files are read for each request.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-URL, FILE = "SHOAL_SCALE_URL", "SHOAL_EXECUTORS_FILE"
+URL, URL_FILE, FILE = "SHOAL_SCALE_URL", "SHOAL_SCALE_URL_FILE", "SHOAL_EXECUTORS_FILE"
 CA_FILE, TOKEN_FILE = "SHOAL_SCALE_CA_FILE", "SHOAL_SCALE_TOKEN_FILE"
 EXECUTORS_MAX = 1000
 TIMEOUT_S = 5.0
 
 
-class Unknown(Exception):
+class NumberUnavailable(Exception):
     """The number is unavailable; the executors stay as they are."""
 
 
@@ -38,35 +39,37 @@ class Executor(NamedTuple):
     running: int
 
 
-def published(environment: Mapping[str, str] = os.environ) -> Callable[[], int] | None:
+def find_published(environment: Mapping[str, str] = os.environ) -> Callable[[], int] | None:
     """Return a function that reads the number, or None if none is published."""
+    ca, token = environment.get(CA_FILE), environment.get(TOKEN_FILE)
     if url := environment.get(URL):
-        ca, token = environment.get(CA_FILE), environment.get(TOKEN_FILE)
         return lambda: parse(_get(url, ca, token))
+    if url_file := environment.get(URL_FILE):
+        return lambda: parse(_get(_read(url_file).strip(), ca, token))
     if path := environment.get(FILE):
         return lambda: parse(_read(path))
     return None
 
 
 def parse(text: str) -> int:
-    """Parse a number, or JSON with `desiredReplicas`. Raises `Unknown`."""
+    """Parse a number, or JSON with `desiredReplicas`. Raises `NumberUnavailable`."""
     try:
-        found = json.loads(text)
-        wanted = int(found["desiredReplicas"] if isinstance(found, dict) else found)
+        value = json.loads(text)
+        count = int(value["desiredReplicas"] if isinstance(value, dict) else value)
     except (ValueError, TypeError, KeyError):
-        raise Unknown(f"no number of executors in {text[:200]!r}") from None
-    if not 0 <= wanted <= EXECUTORS_MAX:
-        raise Unknown(f"{wanted} executors are not between 0 and {EXECUTORS_MAX}")
-    return wanted
+        raise NumberUnavailable(f"no number of executors in {text[:200]!r}") from None
+    if not 0 <= count <= EXECUTORS_MAX:
+        raise NumberUnavailable(f"{count} executors are not between 0 and {EXECUTORS_MAX}")
+    return count
 
 
-def superfluous(executors: Iterable[Executor], wanted: int) -> list[str]:
+def choose_superfluous(executors: Iterable[Executor], count: int) -> list[str]:
     """Return the executors to remove: the least busy first, then the youngest."""
-    some = sorted(executors, key=lambda e: (e.running, -_age(e.id)))
-    return [e.id for e in some[: max(0, len(some) - wanted)]]
+    ordered = sorted(executors, key=lambda e: (e.running, -_get_age(e.id)))
+    return [e.id for e in ordered[: max(0, len(ordered) - count)]]
 
 
-def _age(executor_id: str) -> int:
+def _get_age(executor_id: str) -> int:
     """Return the executor's number; Spark counts executors in the order of requests."""
     return int(executor_id) if executor_id.isdigit() else 0
 
@@ -93,13 +96,13 @@ def _get(url: str, ca_file: str | None, token_file: str | None) -> str:
         # The operator does not have the lag, but the body has the wanted number.
         if error.code == 503:
             return str(error.read(65536).decode())
-        raise Unknown(f"{url}: {error}") from None
+        raise NumberUnavailable(f"{url}: {error}") from None
     except (OSError, ValueError) as error:
-        raise Unknown(f"{url}: {error}") from None
+        raise NumberUnavailable(f"{url}: {error}") from None
 
 
 def _read(path: str) -> str:
     try:
         return Path(path).read_text()
     except OSError as error:
-        raise Unknown(str(error)) from None
+        raise NumberUnavailable(str(error)) from None

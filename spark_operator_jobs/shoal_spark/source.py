@@ -21,14 +21,15 @@ class ShareGroupSource(DataSource):  # type: ignore[misc]
         return "sharegroup"
 
     def schema(self) -> str:
-        from shoal_spark.columns import ddl
+        from shoal_spark.columns import build_ddl
 
-        return ddl(SourceOptions.of(self.options).include_headers)
+        options = SourceOptions.from_options(self.options)
+        return build_ddl(options.include_headers, options.include_decode_errors)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from shoal_spark.reader import ShareGroupReader
 
-        return ShareGroupReader(SourceOptions.of(self.options), schema.fieldNames())
+        return ShareGroupReader(SourceOptions.from_options(self.options), schema.fieldNames())
 
 
 class ConsumerGroupSource(DataSource):  # type: ignore[misc]
@@ -39,11 +40,11 @@ class ConsumerGroupSource(DataSource):  # type: ignore[misc]
         return "consumergroup"
 
     def schema(self) -> str:
-        from shoal_spark.key_range_tasks import ddl
+        from shoal_spark.key_range_tasks import build_ddl
 
-        return ddl(KeyRangeOptions.of(self.options).include_headers)
+        return build_ddl(KeyRangeOptions.from_options(self.options).include_headers)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from shoal_spark.key_range_reader import KeyRangeReader
 
-        return KeyRangeReader(KeyRangeOptions.of(self.options), schema.fieldNames())
+        return KeyRangeReader(KeyRangeOptions.from_options(self.options), schema.fieldNames())

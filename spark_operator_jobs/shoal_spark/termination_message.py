@@ -29,7 +29,7 @@ _NAMED = re.compile(
 )
 
 
-def summary(error: BaseException) -> str:
+def summarize(error: BaseException) -> str:
     """Return the original line of an error that passed through Python, the JVM and Python again.
 
     Spark embeds each error's text in the next one. So the last line that names an error is the
@@ -38,8 +38,8 @@ def summary(error: BaseException) -> str:
     kind = type(error)
     text = f"{kind.__module__}.{kind.__qualname__}: {error}".removeprefix("builtins.")
     lines = [line.strip() for line in text.partition(_PLAN)[0].splitlines()]
-    named = [line for line in lines if _NAMED.match(line)]
-    return (named or [lines[0]])[-1][:LENGTH_MAX]
+    named_lines = [line for line in lines if _NAMED.match(line)]
+    return (named_lines or [lines[0]])[-1][:LENGTH_MAX]
 
 
 def install(place: Path = PLACE) -> None:
@@ -50,7 +50,7 @@ def install(place: Path = PLACE) -> None:
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(OSError):
-            place.write_text(summary(error))
+            place.write_text(summarize(error))
         before(kind, error, trace)
 
     sys.excepthook = note

@@ -35,22 +35,22 @@ CHUNK = 1000
 
 def produce(frame: DataFrame, options: Mapping[str, str]) -> int:
     """Write a frame to its topic at once, without a query; return the number of rows."""
-    parsed = TopicOptions.of_sink(options)
-    names = columns(frame.columns, parsed)
+    parsed = TopicOptions.from_sink_options(options)
+    names = select_columns(frame.columns, parsed)
 
-    def mapped(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    def map_batches(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow as pa
 
         rows = (row for batch in batches for row in batch.to_pylist())
         yield pa.RecordBatch.from_pydict({"rows": pa.array([send(parsed, rows)], pa.int64())})
 
-    counts = frame.select(*names).mapInArrow(mapped, "rows long").collect()
+    counts = frame.select(*names).mapInArrow(map_batches, "rows long").collect()
     return sum(row["rows"] for row in counts)
 
 
-def columns(given: Iterable[str], options: TopicOptions) -> list[str]:
+def select_columns(frame_columns: Iterable[str], options: TopicOptions) -> list[str]:
     """Return the columns of a frame that make up a record. Raises `InvalidOption`."""
-    names = list(given)
+    names = list(frame_columns)
     if "value" not in names:
         raise InvalidOption(f"rows for a topic need a column 'value'; the columns are {names}")
     if not options.topic and "topic" not in names:
@@ -60,19 +60,19 @@ def columns(given: Iterable[str], options: TopicOptions) -> list[str]:
 
 def send(options: TopicOptions, rows: Iterator[Mapping[str, Any]]) -> int:
     """Produce rows and wait until all are stored; return their number."""
-    from shoal_spark.range_reader import client
+    from shoal_spark.range_reader import get_client
 
-    found = client(options.connection)
+    found = get_client(options.connection)
 
-    async def all_of_them() -> int:
+    async def send_all() -> int:
         count = 0
         async with found.client.producer(compression=options.compression) as producer:
             while chunk := list(islice(rows, CHUNK)):
                 futures = [
                     await producer.send(
                         options.topic or row["topic"],
-                        _bytes(row["value"]),
-                        key=_bytes(row.get("key")),
+                        _encode(row["value"]),
+                        key=_encode(row.get("key")),
                         headers=[(h["key"], h["value"]) for h in row.get("headers") or ()],
                         partition=row.get("partition"),
                     )
@@ -84,33 +84,33 @@ def send(options: TopicOptions, rows: Iterator[Mapping[str, Any]]) -> int:
                 count += len(chunk)
         return count
 
-    return found.run(all_of_them())
+    return found.run(send_all())
 
 
-def _bytes(value: Any) -> bytes | None:
+def _encode(value: Any) -> bytes | None:
     """Encode strings as UTF-8, as Spark's Kafka sink does."""
     return value.encode() if isinstance(value, str) else None if value is None else bytes(value)
 
 
 @dataclass(frozen=True)
-class Sent(WriterCommitMessage):  # type: ignore[misc]
+class SentMessage(WriterCommitMessage):  # type: ignore[misc]
     rows: int
 
 
-class _Writer:
+class _TopicWriterBase:
     def __init__(self, options: TopicOptions, schema: StructType) -> None:
         self.options = options
-        columns(schema.fieldNames(), options)
+        select_columns(schema.fieldNames(), options)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return Sent(send(self.options, (row.asDict(recursive=True) for row in iterator)))
+        return SentMessage(send(self.options, (row.asDict(recursive=True) for row in iterator)))
 
 
-class TopicStreamWriter(_Writer, DataSourceStreamWriter):  # type: ignore[misc]
+class TopicStreamWriter(_TopicWriterBase, DataSourceStreamWriter):  # type: ignore[misc]
     """For `writeStream`."""
 
 
-class TopicWriter(_Writer, DataSourceWriter):  # type: ignore[misc]
+class TopicWriter(_TopicWriterBase, DataSourceWriter):  # type: ignore[misc]
     """For `write`."""
 
 
@@ -127,7 +127,7 @@ class TopicSink(DataSource):  # type: ignore[misc]
         schema: StructType,
         overwrite: bool,  # noqa: ARG002
     ) -> DataSourceStreamWriter:
-        return TopicStreamWriter(TopicOptions.of_sink(self.options), schema)
+        return TopicStreamWriter(TopicOptions.from_sink_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
-        return TopicWriter(TopicOptions.of_sink(self.options), schema)
+        return TopicWriter(TopicOptions.from_sink_options(self.options), schema)

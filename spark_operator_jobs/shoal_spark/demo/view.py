@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal_spark.demo.watch import Watch, count_of, shrunk
+from shoal_spark.demo.watch import PipelineWatch, format_count, shrink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,11 +28,11 @@ ROWS = (
 RED, BLUE, GREEN, PURPLE = "#c0392b", "#2c6fbb", "#2a9d3a", "#8e44ad"
 
 
-def chart(
+def draw_chart(
     values: Sequence[float], rows: int, mark: float | None = None, width: int = WIDTH
 ) -> list[str]:
     """Return lines of a bar chart, the topmost first; `mark` is a dashed line behind the bars."""
-    columns = shrunk(values, width)
+    columns = shrink(values, width)
     top = max([1.0, mark or 0.0, *columns])
     marked = -1 if mark is None else min(int(mark / top * rows), rows - 1)
     lines = []
@@ -43,7 +43,7 @@ def chart(
     return lines
 
 
-def view(watch: Watch, columns: int = WIDTH + BESIDE) -> Group:
+def build_view(watch: PipelineWatch, columns: int = WIDTH + BESIDE) -> Group:
     """Return the present state of the pipeline and its totals, for a terminal of `columns`."""
     from rich.console import Group
     from rich.table import Table
@@ -55,51 +55,55 @@ def view(watch: Watch, columns: int = WIDTH + BESIDE) -> Group:
     table.add_column("most", justify="right")
     table.add_column(f"over {watch.last.at_s:.0f} s", no_wrap=True)
     for name, meaning, rows, colour in ROWS:
-        values = watch.series(name)
+        values = watch.get_series(name)
         title = Text(watch.workers if name == "workers" else name.replace("_", " "))
         mark = None
         if name == "workers":
             mark = watch.partitions
-            meaning = f"╌ {count_of(mark, 'partition')}"
+            meaning = f"╌ {format_count(mark, 'partition')}"
             if watch.is_scaled:
                 meaning = f"{watch.last.wanted} wanted\n{meaning}"
         title.append(f"\n{meaning}", style="dim")
-        lines = chart(values, rows, mark, max(8, min(WIDTH, columns - BESIDE)))
+        lines = draw_chart(values, rows, mark, max(8, min(WIDTH, columns - BESIDE)))
         now, most = (f"{v:,.0f}" for v in (values[-1] if values else 0, max([0, *values])))
         table.add_row(title, now, most, Text("\n".join(lines), style=colour))
-    tasks = f"{count_of(watch.fed, 'image task')}, {watch.broken:,} of them broken on purpose"
-    head = f"{tasks}, in a queue of {count_of(watch.partitions, 'partition')}"
+    tasks = f"{format_count(watch.fed, 'image task')}, {watch.broken:,} of them broken on purpose"
+    head = f"{tasks}, in a queue of {format_count(watch.partitions, 'partition')}"
     state = Text(watch.state, style="dim", no_wrap=True, overflow="ellipsis")
     return Group(Text(head, style="bold"), table, state)
 
 
-def picture(watch: Watch, path: Path) -> None:
+def draw_picture(watch: PipelineWatch, path: Path) -> None:
     """Draw backlog, results, dead letters, workers beside partitions and throughput over time."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    at = [s.at_s for s in watch.samples]
+    times_s = [s.at_s for s in watch.samples]
     figure, (upper, middle, lower) = pyplot.subplots(
         3, 1, figsize=(8, 7.5), sharex=True, height_ratios=(5, 4, 4)
     )
-    upper.plot(at, watch.series("backlog"), label="backlog", color=RED)
-    upper.plot(at, watch.series("results"), label="results", color=GREEN)
+    upper.plot(times_s, watch.get_series("backlog"), label="backlog", color=RED)
+    upper.plot(times_s, watch.get_series("results"), label="results", color=GREEN)
     # On a scale of their own, as they are a hundredth of the results.
     right = upper.twinx()
-    right.plot(at, watch.series("dead_letters"), label="dead letters (right)", color=PURPLE)
+    right.plot(
+        times_s, watch.get_series("dead_letters"), label="dead letters (right)", color=PURPLE
+    )
     right.set_ylabel("dead letters", color=PURPLE)
     upper.set_title("Every task leaves the queue once, by a result or as a dead letter")
     upper.set_ylabel("records")
-    middle.step(at, watch.series("workers"), where="post", label=watch.workers, color=BLUE)
+    middle.step(times_s, watch.get_series("workers"), where="post", label=watch.workers, color=BLUE)
     if watch.is_scaled:
-        wanted = watch.series("wanted")
-        middle.step(at, wanted, where="post", linestyle=":", label="wanted", color="#e0a030")
+        wanted_counts = watch.get_series("wanted")
+        middle.step(
+            times_s, wanted_counts, where="post", linestyle=":", label="wanted", color="#e0a030"
+        )
     middle.axhline(watch.partitions, color="black", linestyle="--", label="partitions")
     middle.set_title("More workers than partitions share the queue")
     middle.set_ylabel(watch.workers)
-    lower.plot(at, watch.throughput(), label="tasks finished a second", color=GREEN)
+    lower.plot(times_s, watch.compute_throughput(), label="tasks finished a second", color=GREEN)
     lower.set_title(f"Throughput, {watch.last.results + watch.last.dead_letters:,} tasks in all")
     lower.set_ylabel("a second")
     lower.set_xlabel("seconds")

@@ -1,6 +1,6 @@
 """Samples of a demo's pipeline, and the check of its promises.
 
-Pure. `Watch` collects samples. `failures` returns sentences about broken promises.
+Pure. `PipelineWatch` collects samples. `failures` returns sentences about broken promises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMED_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PipelineSample:
     """One sample: seconds since the feed began, and counts of records and workers."""
 
     at_s: float
@@ -32,7 +32,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Watch:
+class PipelineWatch:
     """The samples of a run. `broken` tasks cannot be processed; `workers` names what runs the
     tasks. `is_scaled` says whether the number of workers follows a wanted number. `state` is what
     happens now, and `verdict` what a good run has shown.
@@ -47,72 +47,72 @@ class Watch:
     verdict: str = ""
     #: The most workers at any time, if that was counted more often than samples were taken.
     most_seen: int = 0
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[PipelineSample] = field(default_factory=list)
 
     @property
-    def last(self) -> Sample:
-        return self.samples[-1] if self.samples else Sample(0.0, 0, 0, 0, 0, 0)
+    def last(self) -> PipelineSample:
+        return self.samples[-1] if self.samples else PipelineSample(0.0, 0, 0, 0, 0, 0)
 
     @property
     def most_workers(self) -> int:
         return max((self.most_seen, *(s.workers for s in self.samples)))
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether every task has ended with a result or a dead letter."""
         last = self.last
         return last.backlog == 0 and last.results + last.dead_letters >= self.fed
 
-    def series(self, name: str) -> list[float]:
-        """Return a count over time, or `throughput` in records per second."""
+    def get_series(self, name: str) -> list[float]:
+        """Return a count over time, or `compute_throughput` in records per second."""
         if name == "throughput":
-            return self.throughput()
+            return self.compute_throughput()
         return [float(getattr(s, name)) for s in self.samples]
 
-    def throughput(self) -> list[float]:
+    def compute_throughput(self) -> list[float]:
         """Return the completed records per second at each sample, averaged over the seconds before
         it.
         """
-        found, begin = [], 0
+        rates, begin = [], 0
         for s in self.samples:
             while s.at_s - self.samples[begin].at_s > WINDOW_S:
                 begin += 1
             first = self.samples[begin]
             ended = s.results + s.dead_letters - first.results - first.dead_letters
-            found.append(ended / max(s.at_s - first.at_s, 1.0))
-        return found
+            rates.append(ended / max(s.at_s - first.at_s, 1.0))
+        return rates
 
 
-def failures(watch: Watch, distinct_results: int) -> list[str]:
+def list_failures(watch: PipelineWatch, distinct_results: int) -> list[str]:
     """Return broken promises. `distinct_results` is the number of tasks with a result.
 
     A record may be processed twice if a process was killed, so total counts prove nothing.
     """
-    found, last, good = [], watch.last, watch.fed - watch.broken
+    failures, last, good = [], watch.last, watch.fed - watch.broken
     if last.backlog:
-        found.append(f"{last.backlog} tasks are left in the queue")
+        failures.append(f"{last.backlog} tasks are left in the queue")
     if distinct_results < good:
-        found.append(f"{good - distinct_results} results are missing")
+        failures.append(f"{good - distinct_results} results are missing")
     if last.dead_letters < watch.broken:
-        found.append(f"{watch.broken - last.dead_letters} dead letters are missing")
-    return found + judge_workers(watch)
+        failures.append(f"{watch.broken - last.dead_letters} dead letters are missing")
+    return failures + judge_workers(watch)
 
 
-def judge_workers(watch: Watch) -> list[str]:
+def judge_workers(watch: PipelineWatch) -> list[str]:
     """Return a sentence if workers never outnumbered partitions."""
     if watch.most_workers > watch.partitions:
         return []
-    partitions = count_of(watch.partitions, "partition")
+    partitions = format_count(watch.partitions, "partition")
     return [
         f"{watch.workers} never outnumbered the {partitions}: there were {watch.most_workers} at "
         "most"
     ]
 
 
-def compare_keys(what: str, expected: Collection[str], keys: Iterable[str]) -> list[str]:
+def compare_keys(noun: str, expected: Collection[str], keys: Iterable[str]) -> list[str]:
     """Return a sentence for keys that are missing, and one for those that came more than once.
 
-    `expected` are the keys that must come once each; `what` names them in the plural.
+    `expected` are the keys that must come once each; `noun` names them in the plural.
     """
     counts = collections.Counter(keys)
     kinds = {
@@ -121,13 +121,13 @@ def compare_keys(what: str, expected: Collection[str], keys: Iterable[str]) -> l
         "there without a task": sorted(counts.keys() - set(expected)),
     }
     return [
-        f"{len(names):,} of {len(expected):,} {what} are {kind}: {_list_some(names)}"
+        f"{len(names):,} of {len(expected):,} {noun} are {kind}: {_list_some(names)}"
         for kind, names in kinds.items()
         if names
     ]
 
 
-def count_of(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun: 1 partition, 2,000 partitions."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
@@ -137,7 +137,7 @@ def _list_some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def shrunk(values: Sequence[float], width: int) -> list[float]:
+def shrink(values: Sequence[float], width: int) -> list[float]:
     """Reduce values to `width` columns, each the maximum of its values."""
     if len(values) <= width:
         return list(values)
