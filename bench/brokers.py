@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from load_checks import LoadFailed
-from security import LISTENER, MUTUAL
-from shoal.client.exposition import samples
+from security import BROKERS, DEPLOYED, LISTENER, MUTUAL, SSL
+from shoal.monitoring.exposition import parse_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,14 +47,8 @@ JVM = (
 #: memory from its host took more time than all other work of a broker.
 DELETE_DELAY_MS = 1000
 START_TIMEOUT_S = WAIT_S / 2
-#: Begins a `shoal` command as in the image, which has no hypothesis. kio imports it where it is
-#: installed for tests, which costs a broker 8 MB and a tenth of a second.
-SHOAL = (
-    sys.executable,
-    "-c",
-    "import runpy, sys; sys.modules['hypothesis'] = None;"
-    " runpy.run_module('shoal.cli', run_name='__main__', alter_sys=True)",
-)
+#: Begins a `shoal` command.
+SHOAL = (sys.executable, "-m", "shoal.cli")
 #: ApiVersions v0 and Metadata v1 without topics: the first metadata answer marks the start.
 METADATA = bytes.fromhex("0000000e0003000100000001000000000000")
 
@@ -63,6 +57,13 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def describe_kafka() -> dict[str, str]:
+    """Return what a run's document says about Kafka: its version, by the name of the server's jar,
+    and its heap. A run of Shoal alone needs no jar."""
+    versions = [jar.stem.partition("-")[2] for jar in LIBRARY.glob("kafka_2.13-*.jar")]
+    return {"kafka": ", ".join(versions), "kafka_heap": HEAP}
 
 
 class Broker:
@@ -109,8 +110,10 @@ class Broker:
         found = dict.fromkeys(("PLAINTEXT", "CONTROLLER"), "PLAINTEXT")
         if self.security:
             found[LISTENER] = self.security.protocol
-            if self.security.kind == MUTUAL:
-                found["CONTROLLER"] = self.security.protocol
+            if self.security.kind in (MUTUAL, DEPLOYED):
+                found["CONTROLLER"] = SSL
+            if self.security.kind == DEPLOYED:
+                found[BROKERS] = SSL
         return ",".join(f"{name}:{protocol}" for name, protocol in found.items())
 
     @property
@@ -124,7 +127,7 @@ class Broker:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process ended without a stop."""
         return self._process is not None and self._process.poll() is not None
 
@@ -188,12 +191,8 @@ class Broker:
             return False
 
     def _connection(self) -> socket.socket:
-        """Connect to the listener without TLS, or to the secured one if there is no other."""
-        one = socket.create_connection(("127.0.0.1", self.port), timeout=5)
-        if self.security is None or self.port != self.secured_port:
-            return one
-        with one:
-            return self.security.context().wrap_socket(one, server_hostname="127.0.0.1")
+        """Connect to the listener without TLS."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
@@ -228,7 +227,7 @@ def process_cpu_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def _join(pairs: Mapping[str, str], sign: str) -> str:
+def join(pairs: Mapping[str, str], sign: str) -> str:
     return ",".join(f"{name}{sign}{value}" for name, value in pairs.items())
 
 
@@ -243,7 +242,7 @@ class Shoal(Broker):
         }
         where = [f"--listener={self.address}"]
         if self.security:
-            configs["listeners"] = _join(self._listeners(), "://")
+            configs["listeners"] = join(self._listeners(), "://")
             configs["listener.security.protocol.map"] = self._protocols()
             where = [*self.security.scram] if not (self.directory / "data").exists() else []
         return [
@@ -275,7 +274,7 @@ def metric_at(port: int, name: str) -> float:
     """Return the sum of a metric of the metrics listener on a port."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
-    return sum(sample.value for sample in samples(text, [name]))
+    return sum(sample.value for sample in parse_samples(text, [name]))
 
 
 class Kafka(Broker):
@@ -303,7 +302,7 @@ class Kafka(Broker):
         lines = {
             "process.roles": "broker,controller",
             "node.id": "1",
-            "listeners": _join(
+            "listeners": join(
                 {**self._listeners(), "CONTROLLER": f"127.0.0.1:{controller}"}, "://"
             ),
             "listener.security.protocol.map": self._protocols(),

@@ -3,7 +3,7 @@
 Both have stock timeouts, three replicas, two in-sync replicas, and internal topics of eight
 partitions. Each node of Kafka has the heap of its start script, 1 GiB, unless BENCH_HEAP is set.
 With `Security`, all listeners have its protocol: those for clients and brokers, and those for
-controllers.
+controllers. In a cluster as deployed, brokers have a listener of their own, as controllers do.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from brokers import SHOAL, WAIT_S, Broker, Kafka, free_port
+from brokers import SHOAL, WAIT_S, Broker, Kafka, free_port, join
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from load_checks import LoadFailed
-from security import LISTENER, MUTUAL
+from security import BROKERS, DEPLOYED, LISTENER, MUTUAL
 from shoal.client.client import SyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from security import Security
@@ -52,23 +53,35 @@ def eventually(probe: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -
 
 
 class Node(Broker):
-    """A node of a cluster. Clients and other brokers use the same listener."""
+    """A node of a cluster. Clients and brokers use the same listener, unless clients log in."""
 
     def __init__(
         self, directory: Path, id: int, ports: Mapping[int, int], security: Security | None = None
     ) -> None:
         super().__init__(directory, security)
-        assert security is None or security.kind == MUTUAL, "controllers need certificates too"
+        assert security is None or security.kind in (MUTUAL, DEPLOYED), "controllers need them too"
         self.id, self.port = id, ports[id]
-        self.secured_port = self.port if security else 0
+        self.secured_port = 0
+        if security:
+            self.secured_port = ports[id + 20] if security.has_logins else self.port
 
     @property
     def listener(self) -> str:
-        """The name of the listener for clients and brokers."""
-        return LISTENER if self.security else "PLAINTEXT"
+        """The name of the listener for brokers."""
+        if self.security is None:
+            return "PLAINTEXT"
+        return BROKERS if self.security.has_logins else LISTENER
 
     def _listeners(self) -> dict[str, str]:
-        return {self.listener: self.address}
+        clients = {LISTENER: self.bootstrap} if self.security else {}
+        return clients | {self.listener: self.address}
+
+    def _connection(self) -> socket.socket:
+        one = super()._connection()
+        if self.security is None:
+            return one
+        with one:
+            return self.security.context().wrap_socket(one, server_hostname="127.0.0.1")
 
 
 class ShoalNode(Node):
@@ -82,8 +95,12 @@ class ShoalNode(Node):
 
     def command(self) -> list[str]:
         configs = SETTINGS | self._more
+        users: Sequence[str] = ()
         if self.security:
             configs["listener.security.protocol.map"] = self._protocols()
+            configs["inter.broker.listener.name"] = self.listener
+            if not (self.directory / "data").exists():
+                users = self.security.scram
         pairs = [f"--set={name}={value}" for name, value in configs.items()]
         return [
             *SHOAL,
@@ -92,9 +109,10 @@ class ShoalNode(Node):
             f"--quorum={self._voters}",
             f"--cluster-id={CLUSTER_ID}",
             "--log-level=warning",
-            f"--listener={self.listener}://{self.address}",
+            *(f"--listener={name}://{address}" for name, address in self._listeners().items()),
             f"--data-dir={self.directory / 'data'}",
             *pairs,
+            *users,
         ]
 
 
@@ -111,8 +129,9 @@ class KafkaNode(Node, Kafka):
         lines = SETTINGS | {
             "process.roles": "broker,controller",
             "node.id": str(self.id),
-            "listeners": f"{self.listener}://{self.address},"
-            f"CONTROLLER://127.0.0.1:{known[self.id]}",
+            "listeners": join(
+                {**self._listeners(), "CONTROLLER": f"127.0.0.1:{known[self.id]}"}, "://"
+            ),
             "listener.security.protocol.map": self._protocols(),
             "inter.broker.listener.name": self.listener,
             "controller.listener.names": "CONTROLLER",
@@ -136,6 +155,7 @@ class KafkaNode(Node, Kafka):
                 str(path),
                 "--feature",
                 "share.version=1",
+                *(self.security.scram if self.security else ()),
             ],
             check=False,
             capture_output=True,
@@ -150,11 +170,11 @@ class Cluster:
 
     def __init__(
         self,
-        kind: type[ShoalNode] | type[KafkaNode],
+        kind: type[Node],
         folder: Path,
         security: Security | None = None,
     ) -> None:
-        ports = {id: free_port() for id in (*NODES, *(n + 10 for n in NODES))}
+        ports = {n + more: free_port() for n in NODES for more in (0, 10, 20, 30)}
         self.name = kind.name
         self.nodes = {id: kind(folder / str(id), id, ports, security) for id in NODES}
         #: Properties of clients, of librdkafka and of ours.
@@ -179,10 +199,20 @@ class Cluster:
         for node in self.nodes.values():
             node.kill9()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a broker ended without a stop."""
+        return any(node.has_ended for node in self.nodes.values())
+
+    def last_output(self) -> str:
+        """Return the last part of the output of each broker."""
+        texts = (f"{id}: {node.last_output()[-900:]}" for id, node in self.nodes.items())
+        return "; ".join(texts)
+
     def check_alive(self) -> None:
         """Raise LoadFailed if a broker ended, or printed that its heap is full."""
         for id, node in self.nodes.items():
-            if node.ended or "OutOfMemoryError" in node.output():
+            if node.has_ended or "OutOfMemoryError" in node.output():
                 raise LoadFailed(f"broker {id} of {self.name} ended: {node.last_output()}")
 
     def cpu_s(self) -> float:

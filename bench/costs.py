@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from brokers import Broker, Shoal
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.connection import Connection, connect
 from shoal.client.errors import expect
+from shoal.client.net.connection import Connection, connect
 from shoal.client.settings import Settings
-from shoal.client.topics import NewTopic
-from shoal.log.uuids import uuid_text
+from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def measure(broker: Broker, scale: float) -> None:
             ("share group", ApiKey.SHARE_GROUP_HEARTBEAT, {}),
             ("consumer group", ApiKey.CONSUMER_GROUP_HEARTBEAT, {"rebalance_timeout_ms": 60_000}),
         ):
-            group, members = f"costs-{key}", [uuid_text(uuid4()) for _ in range(MEMBERS)]
+            group, members = f"costs-{key}", [format_uuid(uuid4()) for _ in range(MEMBERS)]
             joins = {"group_id": group, "subscribed_topic_names": ["t-0"], **own}
             if key is ApiKey.CONSUMER_GROUP_HEARTBEAT:
                 joins["topic_partitions"] = ()

@@ -111,7 +111,7 @@ class Client:
 
     def __init__(self, broker: Broker, turns: Turns, group: str) -> None:
         listener = broker.listeners[0]
-        self.connection = listener.connection()
+        self.connection = listener.make_connection()
         self.transport = Transport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         self._turns = turns
@@ -121,7 +121,7 @@ class Client:
 
     async def call(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
         """Send one request and wait for its answer; the turns start when it arrives."""
-        frame = frames.request_head(api, version, 1, "member")
+        frame = frames.build_request_head(api, version, 1, "member")
         frame += bytes(codec.write_request(api, version, body))
         data = struct.pack(">i", len(frame)) + frame
         self.transport.written.clear()
@@ -136,7 +136,7 @@ class Client:
         await asyncio.sleep(0)
         answer = b"".join(self.transport.written)
         return codec.read_response(
-            api, version, answer[4:], len(frames.response_head(api, version, 1))
+            api, version, answer[4:], len(frames.build_response_head(api, version, 1))
         )
 
     async def fetch(self, topic_id: Any, partitions: int) -> int:

@@ -95,10 +95,10 @@ async def run(broker: Broker, partitions: int, each: int) -> dict[str, float]:
     await fill(client, partitions, 2 * each + 1_000)
     group = Group(client)
     await group.join(partitions)
-    finished = FinishedOffsets.of([(offset, offset) for offset in range(1, 2 * each, 2)])
+    finished = FinishedOffsets.from_ranges([(offset, offset) for offset in range(1, 2 * each, 2)])
     # A first commit creates what a partition with an offset has anyway.
     for partition in range(partitions):
-        await group.commit(partition, FinishedOffsets.of([]))
+        await group.commit(partition, FinishedOffsets.from_ranges([]))
     tracemalloc.start()
     before = held()
     for partition in range(partitions):
@@ -107,7 +107,7 @@ async def run(broker: Broker, partitions: int, each: int) -> dict[str, float]:
     tracemalloc.stop()
     # Each closes a gap between two finished records, so that the limit of ranges is kept.
     costs = [
-        await group.commit(partition, FinishedOffsets.of([(2 * number, 2 * number)]))
+        await group.commit(partition, FinishedOffsets.from_ranges([(2 * number, 2 * number)]))
         for number in range(1, MORE + 1)
         for partition in range(partitions)
     ]

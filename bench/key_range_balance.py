@@ -17,9 +17,10 @@ from confluent_kafka import Producer
 from load_checks import LoadFailed
 from range_readers import DIVIDED
 from shoal.client.client import Client
-from shoal.client.consumer import GroupConsumer, Reset
+from shoal.client.consume.consumer import GroupConsumer
+from shoal.client.consume.start_offsets import Reset
 from shoal.protocol.features import KEY_HASH_MAX
-from shoal.record.key_range_map import minus
+from shoal.record.key_range_map import subtract
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -115,7 +116,7 @@ async def _measure(run: Run, topic: str) -> Figures:
         before = await _busiest(group, count)
         while group.ranges() == equal or not await group.is_settled():
             await asyncio.sleep(0.05)
-        moved = sum(_width(minus(b, a)) for a, b in zip(equal, group.ranges(), strict=True))
+        moved = sum(_width(subtract(b, a)) for a, b in zip(equal, group.ranges(), strict=True))
         after = await _busiest(group, count)
         for task in (producing, *polls):
             task.cancel()

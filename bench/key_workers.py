@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from load_checks import LoadFailed
 from shoal.client.client import Client
-from shoal.client.consumer import ConsumedRecord, GroupConsumer, IndividualCommit, Reset
-from shoal.client.key_workers import KeyWorkers
+from shoal.client.consume.consumer import GroupConsumer, IndividualCommit, Record
+from shoal.client.consume.key_workers import KeyWorkers
+from shoal.client.consume.start_offsets import Reset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ class Progress:
         self._last: dict[bytes | None, int] = {}
         self._began = 0.0
 
-    def add(self, record: ConsumedRecord) -> bool:
+    def add(self, record: Record) -> bool:
         """Note a record; return whether it was the last one."""
         if self._last.get(record.key, -1) >= record.offset:
             raise LoadFailed(f"key {record.key!r}: offset {record.offset} is out of order")
@@ -110,7 +111,7 @@ async def _workers(bootstrap: str, topic: str, count: int) -> float:
     progress = Progress(count)
     rate = 0.0
 
-    async def handle(record: ConsumedRecord) -> None:
+    async def handle(record: Record) -> None:
         nonlocal rate
         await asyncio.sleep(WORK_S)
         if progress.add(record):

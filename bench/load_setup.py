@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ QUIET: dict[str, Any] = {"log_level": 3, **json.loads(os.environ.get(CLIENT_VARI
 CHECKED = {"check.crcs": True}
 #: Printed at the start and end of the timed part, in which the broker's CPU time counts.
 BEGIN, END = "BEGIN", "END"
+#: The replication factor that the brokers are set up with: 1, and 3 in a cluster.
+BROKERS_DEFAULT = -1
 #: Prefix of the loads' topics.
 PREFIX = "bench-"
 
@@ -53,7 +56,10 @@ class Run:
 
     def __init__(self, bootstrap: str, scale: float, *, stores: bool = True) -> None:
         self.bootstrap, self.scale, self._stores = bootstrap, scale, stores
-        self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
 
     def count(self, records: int) -> int:
         return max(100, int(records * self.scale))
@@ -62,7 +68,7 @@ class Run:
         self, partitions: int = 1, prefix: str = PREFIX, configs: dict[str, str] | None = None
     ) -> str:
         name = f"{prefix}{uuid.uuid4().hex[:10]}"
-        new = NewTopic(name, partitions, 1, config=configs or {})
+        new = NewTopic(name, partitions, BROKERS_DEFAULT, config=configs or {})
         self.admin.create_topics([new])[name].result(30)
         end = time.monotonic() + 20
         while time.monotonic() < end:

@@ -186,6 +186,22 @@ def job_queue(run: Run, jobs: int, partitions: int, each: bool, members: int = 8
     _, sent = produce(
         run.bootstrap, topic, count, random_values(100), partitions=partitions, acks="all", **small
     )
+    rate = time_workers(workers, work, count, go, done)
+    run.verify(topic, sent)
+    return {"rate": rate, "repeated": work.repeated, "records": count}
+
+
+def time_workers(
+    workers: list[Any],
+    work: Work,
+    count: int,
+    go: Any,
+    done: Any,
+    settle: Callable[[], object] = lambda: None,
+) -> float:
+    """Set `go`, wait until the processes have done `count` records, and end them by `done`. Return
+    the records per second from the first ones on. What `settle` waits for is marked as part of the
+    load, but takes no time of the rate. Raises LoadFailed."""
     mark(BEGIN)
     go.set()
     first, began, stall = 0, 0.0, Stall(count)
@@ -196,13 +212,13 @@ def job_queue(run: Run, jobs: int, partitions: int, each: bool, members: int = 8
         check_processes(workers)
         stall.look(work.count)
     elapsed = time.perf_counter() - began
+    settle()
     mark(END)
     done.set()
     for worker in workers:
         worker.join(20)
     check_processes(workers)
-    run.verify(topic, sent)
-    return {"rate": (count - first) / elapsed, "repeated": work.repeated}
+    return (count - first) / elapsed
 
 
 def check_processes(workers: list[Any]) -> None:
@@ -250,7 +266,7 @@ def synchronous(run: Run, records: int, producers: int) -> Figures:
     run.verify(topic, sent)
     times = sorted(t for part, _, _ in parts for t in part)
     rate = sum(len(part) / sum(part) for part, _, _ in parts)
-    return {"rate": rate, **percentiles(times)}
+    return {"rate": rate, "records": count * producers, **percentiles(times)}
 
 
 def percentiles(times: list[float]) -> Figures:
@@ -383,7 +399,7 @@ LOADS: dict[str, Load] = {
 }
 
 
-def main() -> None:
+def main(loads: dict[str, Load] = LOADS) -> None:
     name, bootstrap = sys.argv[1], sys.argv[2]
     run = Run(bootstrap, float(sys.argv[3]) if len(sys.argv) > 3 else 1.0)
     try:
@@ -392,7 +408,7 @@ def main() -> None:
         elif name == "fill":
             print(json.dumps(fill(run)))
         else:
-            print(json.dumps(LOADS[name](run)))
+            print(json.dumps(loads[name](run)))
     except (KafkaException, LoadFailed) as error:
         raise SystemExit(f"{name}: {error}") from None
 

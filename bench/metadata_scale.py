@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from shoal.metadata import brokers, controller, elections, internal_topics, topics
-from shoal.metadata.controller import Decision
-from shoal.metadata.delta import Draft, apply
-from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage
-from shoal.metadata.partition_changes import change
+from shoal.metadata.controller import ControllerResult
+from shoal.metadata.delta import ImageDraft, apply
+from shoal.metadata.image import BrokerEndpoint, BrokerImage, MetadataImage
+from shoal.metadata.partition_changes import build_change_record
 from shoal.metadata.records import decode, encode
-from shoal.metadata.snapshot import records_of
+from shoal.metadata.snapshot import build_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Scale:
         self._draw = random.Random(seed)
         self.do(controller.bootstrap())
 
-    def do(self, decision: Decision) -> int:
+    def do(self, decision: ControllerResult) -> int:
         """Replay a decision; return its number of records."""
         offset = self.image.offset + len(decision.records)
         self.image, _ = apply(self.image, decision.records, offset=offset, epoch=1)
@@ -64,7 +64,7 @@ class Scale:
 
     def build(self, count: int, partitions: int, per_topic: int) -> None:
         for id in range(1, count + 1):
-            endpoint = Endpoint("PLAINTEXT", f"broker-{id}.example", 9092)
+            endpoint = BrokerEndpoint("PLAINTEXT", f"broker-{id}.example", 9092)
             features = controller.SUPPORTED_FEATURES
             new = BrokerImage(
                 id,
@@ -97,11 +97,11 @@ class Scale:
 
     def snapshot(self) -> None:
         began = time.perf_counter()
-        data = [encode(record) for record in records_of(self.image)]
+        data = [encode(record) for record in build_records(self.image)]
         self.note("snapshot written, us a record", (time.perf_counter() - began) * 1e6 / len(data))
         self.note("snapshot, bytes a record", sum(map(len, data)) / len(data))
         began = time.perf_counter()
-        draft = Draft(MetadataImage())
+        draft = ImageDraft(MetadataImage())
         for value in data:
             draft.replay(decode(value))
         draft.finish(offset=1, epoch=1)
@@ -111,10 +111,10 @@ class Scale:
         name = f"topic-{0:06}"
         topic = self.image.topics[name]
         before = topic.partitions[0]
-        shrunk = change(topic.topic_id, 0, before, before._replace(isr=before.isr[:2]))
+        shrunk = build_change_record(topic.topic_id, 0, before, before._replace(isr=before.isr[:2]))
         assert shrunk is not None
         with self.timed("one partition's ISR moves: the next image, ms"):
-            self.do(Decision([shrunk]))
+            self.do(ControllerResult([shrunk]))
         with self.timed("a topic is made: decision and image, ms"):
             self.do(
                 topics.create_topics(self.image, [topics.NewTopic("one", 3, 3)], new_id=self._id)

@@ -1,11 +1,11 @@
-"""Renders the tables of docs/performance.md and the pages of runs from documents in
-docs/benchmarks.
+"""Renders the tables of docs/performance.md, those of its goals, its chart, and the pages of runs
+from documents in docs/benchmarks.
 
 `python bench/pages.py` renders them again. `python bench/pages.py --publish FILE` adds the document
 of a new run from bench/results and makes the page use it. A table in the page is between `<!-- run:
 NAME -->` and `<!-- end -->`, where NAME is that of a document in docs/benchmarks. It shows figures
-with a goal, one number per cell. The run's own page has all figures with their ranges. A test
-compares pages and documents.
+with a goal, one number per cell, for readers without the goal. The page for contributors has the
+goals, and the run's own page all figures with their ranges. A test compares pages and documents.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import ratio_chart
 from report import NAMES, goal_of, number, ratio, titles_of, verdict
 from results import ROOT, Row
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 DOCS = ROOT / "docs"
 PAGE = DOCS / "performance.md"
+GOALS = DOCS / "contributing" / "performance-goals.md"
+CHART = DOCS / "images" / "performance.svg"
 RUNS = DOCS / "benchmarks"
 TITLES = {
     "one-broker": "One broker against Apache Kafka",
@@ -32,6 +38,7 @@ TITLES = {
     "streams": "Streams groups against Apache Kafka",
     "tiered": "Tiered storage against Apache Kafka and the disk",
     "earlier": "One broker against an earlier tree",
+    "deployed": "Three brokers as deployed against Apache Kafka and NATS JetStream",
 }
 _LIST = re.compile(r"(<!-- runs -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -53,24 +60,47 @@ def name_of(row: Row) -> str:
 
 
 def summary(document: dict[str, Any], name: str) -> str:
-    """Return a table of the figures with a goal, and of failed loads."""
+    """Return a table of the figures with a goal, ratios first, and of failed loads."""
     sides = sides_of(document)
     compares = any(row.get("ratio") is not None for row in document["rows"])
-    head = ["load", "figure", *sides.values(), *(["ratio"] if compares else []), "goal", "result"]
+    head = ["load", "figure", *(["ratio"] if compares else []), *sides.values()]
     lines = [
         [
             row["load"],
             name_of(row),
+            *(["failed" if row.get("failed") else ratio(row)] if compares else []),
             *(number(row.get(side)) for side in sides),
-            *([ratio(row)] if compares else []),
+        ]
+        for row in _select(document)
+    ]
+    source = cite_run(document, f"benchmarks/{name}.md")
+    return f"\n{table(head, lines)}\n{source}\n\n{notes_of(document)}"
+
+
+def summarize_goals(document: dict[str, Any], name: str) -> str:
+    """Return a table of the goals, each with the ratio or the figure that it is about."""
+    lines = [
+        [
+            row["load"],
+            name_of(row),
+            ratio(row) if "×" in goal_of(row) else number(row.get("shoal")),
             goal_of(row),
             verdict(row),
         ]
-        for row in document["rows"]
-        if row.get("goal") or row.get("failed")
+        for row in _select(document)
     ]
-    source = f"[Run of {document['date']}](benchmarks/{name}.md), commit {document['commit']}."
-    return f"\n{table(head, lines)}\n{source}\n\n{notes_of(document)}"
+    source = cite_run(document, f"../benchmarks/{name}.md")
+    return f"\n{table(['load', 'figure', 'reached', 'goal', 'result'], lines)}\n{source}\n\n"
+
+
+def cite_run(document: dict[str, Any], link: str) -> str:
+    """Return a sentence that says which run the figures are from."""
+    peer = f", beside Apache Kafka {document['kafka']}" if "kafka" in document else ""
+    return f"[Run of {document['date']}]({link}), commit {document['commit']}{peer}."
+
+
+def _select(document: dict[str, Any]) -> list[Row]:
+    return [row for row in document["rows"] if row.get("goal") or row.get("failed")]
 
 
 def notes_of(document: dict[str, Any]) -> str:
@@ -87,7 +117,7 @@ def run_page(document: dict[str, Any], name: str) -> str:
         ["machine", document["machine"]],
         *(
             [key.replace("_", " "), str(document[key])]
-            for key in ("load_before", "kafka_heap", "scale")
+            for key in ("load_before", "kafka", "kafka_heap", "scale")
             if document.get(key) is not None
         ),
     ]
@@ -124,9 +154,19 @@ def list_of_runs(page: str, documents: dict[str, dict[str, Any]]) -> str:
     return _LIST.sub(lambda m: f"{m[1]}\n{rows}\n{m[2]}", page)
 
 
-def render(page: str, documents: dict[str, dict[str, Any]]) -> str:
+def render(
+    page: str,
+    documents: dict[str, dict[str, Any]],
+    make: Callable[[dict[str, Any], str], str] = summary,
+) -> str:
     """Return the page with each table made from its document."""
-    return TABLE.sub(lambda m: m[1] + summary(documents[m[2]], m[2]) + m[3], page)
+    return TABLE.sub(lambda m: m[1] + make(documents[m[2]], m[2]) + m[3], page)
+
+
+def draw_chart(page: str, documents: dict[str, dict[str, Any]]) -> str:
+    """Return the chart of the runs that the page names."""
+    named = [documents[match[2]] for match in TABLE.finditer(page)]
+    return ratio_chart.draw({document["bench"]: document for document in named})
 
 
 def documents() -> dict[str, dict[str, Any]]:
@@ -140,6 +180,8 @@ def pages() -> dict[Path, str]:
     index = RUNS / "README.md"
     return {
         PAGE: render(PAGE.read_text(), found),
+        GOALS: render(GOALS.read_text(), found, summarize_goals),
+        CHART: draw_chart(PAGE.read_text(), found),
         index: list_of_runs(index.read_text(), found),
         **runs,
     }
@@ -159,9 +201,10 @@ def publish(path: Path) -> None:
     """
     document = json.loads(path.read_text())
     name = f"{document['date']}-{document['bench']}"
-    page = point_at(PAGE.read_text(), document["bench"], name)
+    moved = {path: point_at(path.read_text(), document["bench"], name) for path in (PAGE, GOALS)}
     (RUNS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    PAGE.write_text(page)
+    for path, page in moved.items():
+        path.write_text(page)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """Shoal's additions to share groups, compared with the same load without them: `make bench-queues`.
 
-Key order, a hot key, delayed records, dead letters with a killed broker, readers and members of key
-ranges, key workers, and finished offsets. Kafka has none of them, so every figure is Shoal's and
-has an absolute goal. Only members of consumer groups are compared: with a plain member, a share
-group, and Confluent's Parallel Consumer. Prints one table and writes it into
+Key order, a hot key, tenants, delayed records, dead letters with a killed broker, readers and
+members of key ranges, key workers, and finished offsets. Kafka has none of them, so every figure is
+Shoal's and has an absolute goal. Only members of consumer groups are compared: with a plain member,
+a share group, and Confluent's Parallel Consumer. Prints one table and writes it into
 bench/results/queues.json and .md. `--only WORD` selects loads, `--rounds N` repeats them. A load
 that finds an error (`load_checks.py`) has a row "failed", and the exit code is 1.
 """
@@ -21,6 +21,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import fair_tenants
 from brokers import Measured
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -43,7 +44,7 @@ from range_readers import key_ranges
 from results import Goal, Results
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
-from shoal.client.share import AcknowledgeType, AcquireMode
+from shoal.client.share.member import AcknowledgeType, AcquireMode
 from whole_run import is_wanted, options_of, run_bench
 
 if TYPE_CHECKING:
@@ -451,6 +452,8 @@ LOADS: dict[str, Callable[[Measured, Run], Figures]] = {
     "key order, a commit a poll": lambda b, r: key_order(b, r, (400_000, 400_000), each=False),
     "key order, a commit a record": lambda b, r: key_order(b, r, (15_000, 15_000), each=True),
     "hot key with half of the records": hot_key,
+    "1,000 tenants, the cost": lambda b, r: fair_tenants.cost(b, r, fill, worked, ended_cpu_s),
+    "1,000 tenants, the waits": lambda _, r: fair_tenants.quiet_waits(r),
     "100,000 delayed records": delayed,
     "dead letters": dead_letters,
     "dead letters over kill -9": dead_letters_over_a_kill,
@@ -468,6 +471,8 @@ GOALS = {
     ("key order, a commit a poll", "ratio_by_cpu"): Goal(0.6, alone=True),
     ("key order, a commit a record", "ratio"): Goal(0.6, alone=True),
     ("hot key with half of the records", "ratio"): Goal(0.9, alone=True),
+    ("1,000 tenants, the cost", "ratio"): Goal(0.6, alone=True),
+    ("1,000 tenants, the cost", "times_cpu"): Goal(1.5, more=False, alone=True),
     ("100,000 delayed records", "bytes_each"): Goal(200, more=False, alone=True),
     ("100,000 delayed records", "p50_ms"): Goal(100, more=False, alone=True),
     ("100,000 delayed records", "p99_ms"): Goal(500, more=False, alone=True),
@@ -486,6 +491,16 @@ GOALS = {
 }
 FIGURES = (
     "rate",
+    "fair_per_s",
+    "fair_cpu_us",
+    "plain_cpu_us",
+    "fair_members_cpu_us",
+    "plain_members_cpu_us",
+    "times_cpu",
+    "plain_p50_ms",
+    "plain_p99_ms",
+    "fair_p50_ms",
+    "fair_p99_ms",
     "workers_per_s",
     "members_per_s",
     "plain_per_s",

@@ -20,8 +20,9 @@ from load_checks import LoadFailed, Stall
 from loads import check_processes
 from range_readers import DIVIDED
 from shoal.client.client import Client
-from shoal.client.consumer import GroupConsumer, Reset
-from shoal.client.share import AcknowledgeType
+from shoal.client.consume.consumer import GroupConsumer
+from shoal.client.consume.start_offsets import Reset
+from shoal.client.share.member import AcknowledgeType
 from shoal.protocol.features import KEY_HASH_MAX
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from load_checks import LoadFailed
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import Reader, Reset
+from shoal.client.consume.consumer import Reader
+from shoal.client.consume.start_offsets import Reset
+from shoal.client.net.cluster import TopicPartition
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ async def _read(bootstrap: str, topic: str, readers: int, end: int) -> int:
     async def one(number: int) -> int:
         async with Client(bootstrap) as client:
             reader = Reader(client.cluster, {}, reset=Reset.EARLIEST)
-            await reader.assign({where: KeyRanges.part(number, readers)})
+            await reader.assign({where: KeyRanges.from_part(number, readers)})
             found = 0
             while reader.positions[where] < end:
                 found += sum(1 for _ in await reader.poll())

@@ -23,7 +23,9 @@ PRODUCE_VERSION, FETCH_VERSION, METADATA_VERSION = 9, 12, 12
 
 def frame(api: ApiKey, version: int, body: Mapping[str, Any]) -> bytes:
     """Return a request with its size."""
-    data = frames.request_head(api, version, 1, "bench") + codec.write_request(api, version, body)
+    data = frames.build_request_head(api, version, 1, "bench") + codec.write_request(
+        api, version, body
+    )
     return struct.pack(">i", len(data)) + bytes(data)
 
 
@@ -77,7 +79,7 @@ class Socket:
         """Send one request, and return its response."""
         self._socket.sendall(frame(api, version, body))
         return codec.read_response(
-            api, version, self._receive(), len(frames.response_head(api, version, 1))
+            api, version, self._receive(), len(frames.build_response_head(api, version, 1))
         )
 
     def repeat(self, request: bytes, count: int, depth: int = 1) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from results import PEERS
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from results import Row
@@ -24,6 +26,8 @@ NAMES = {
     "repeated": "redelivered records",
     "redelivered": "redelivered records",
     "record_cpu_ms": "CPU of a single record, ms",
+    "secured_times": "its CPU to that without TLS, SCRAM and ACLs",
+    "client_cpu_ms": "client CPU of a record, ms",
     "record_ms": "time of a single record, ms",
     "rss_mb": "memory, MB",
     "idle_mb": "memory when idle, MB",
@@ -57,6 +61,16 @@ NAMES = {
     "unordered_members_cpu_us": "client CPU without order, µs",
     "ordered_members_cpu_us": "client CPU with key order, µs",
     "ratio_by_cpu": "with to without, by CPU",
+    "plain_cpu_us": "broker CPU without fairness, µs",
+    "fair_cpu_us": "broker CPU with fairness, µs",
+    "plain_members_cpu_us": "client CPU without fairness, µs",
+    "fair_members_cpu_us": "client CPU with fairness, µs",
+    "fair_per_s": "rate with fairness, records/s",
+    "times_cpu": "CPU to that without",
+    "plain_p50_ms": "median wait without fairness, ms",
+    "plain_p99_ms": "99th percentile without fairness, ms",
+    "fair_p50_ms": "median wait with fairness, ms",
+    "fair_p99_ms": "99th percentile with fairness, ms",
     "cpu_us_1": "broker CPU with 1 reader, µs a record",
     "cpu_us_2": "broker CPU with 2 readers, µs a record",
     "cpu_us_8": "broker CPU with 8 readers, µs a record",
@@ -108,7 +122,7 @@ NAMES = {
 
 
 def titles_of(document: dict[str, Any]) -> dict[str, str]:
-    """Return the titles of both sides: Shoal and its peer, which is "kafka" in every document."""
+    """Return the titles of the sides: Shoal and its peers, of which most documents have Kafka."""
     return document.get("sides") or {"shoal": "Shoal", "kafka": "Kafka"}
 
 
@@ -136,24 +150,25 @@ def verdict(row: Row) -> str:
 
 
 def ratio(row: Row) -> str:
-    found = row.get("ratio")
-    return "" if found is None else f"{found:.2f}"
+    """Format the ratio, with its peer unless that is Kafka."""
+    found, peer = row.get("ratio"), row.get("peer")
+    return "" if found is None else f"{found:.2f}" + (f" ({PEERS[peer]})" if peer else "")
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Row, sides: Iterable[str] = ("shoal", "kafka")) -> list[str]:
     """Return a row as text, one number per cell; a range has two."""
     if row.get("failed"):
         return [
             row["load"],
             "; ".join(f"{s}: {e}" for s, e in row["failed"].items()),
-            *[""] * 6,
+            *[""] * (2 * len(list(sides)) + 2),
             "failed",
         ]
     found = [row["load"], NAMES[row["figure"]]]
-    for side in ("shoal", "kafka"):
+    for side in sides:
         least_and_greatest = row["spread"].get(side)
         found += [
-            number(row[side]),
+            number(row.get(side)),
             "-".join(map(number, least_and_greatest)) if least_and_greatest else "",
         ]
     return [*found, ratio(row), goal_of(row), verdict(row)]
@@ -168,8 +183,8 @@ def show(document: dict[str, Any], folder: Path) -> None:
     table = Table(*head)
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in rows:
-        table.add_row(*cells(row))
-        lines.append("| " + " | ".join(cells(row)) + " |")
+        table.add_row(*cells(row, titles))
+        lines.append("| " + " | ".join(cells(row, titles)) + " |")
     Console(width=170).print(table)
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n")

@@ -1,8 +1,9 @@
 """The figures of a run by load and side, and the document made from them.
 
-A side is "shoal" or its peer, which is "kafka" in every document. A run without a peer has one
-side. The document is JSON: what ran, where and when, and a row for each figure with the median, the
-range and the goal. `report.py` shows it, `pages.py` publishes it.
+A side is "shoal" or its peer, which is "kafka" in most documents. Those of `make bench-deployed`
+have several peers: a goal there names its own. A run without a peer has one side. The document is
+JSON: what ran, where and when, and a row for each figure with the median, the range and the goal.
+`report.py` shows it, `pages.py` publishes it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
+#: The peers by side. A ratio is to the first peer that ran, unless its goal names another one.
+PEERS = {"kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
 
 
 class Goal(NamedTuple):
-    """A bound of a figure's ratio to the peer, or of the figure itself (`alone`)."""
+    """A bound of a figure's ratio to `peer`, or of the figure itself (`alone`)."""
 
     value: float
     more: bool = True
     alone: bool = False
+    peer: str = "kafka"
 
     def met(self, ours: float, ratio: float | None) -> bool | None:
         """Whether a median meets the goal; None without a peer's figure."""
@@ -81,25 +85,25 @@ class Results:
         ]
 
     def _row(self, load: str, figure: str, goal: Goal | None) -> Row | None:
-        sides = {
-            side: sorted(one[figure] for one in rounds if figure in one)
-            for side, rounds in self._rounds[load].items()
-        }
-        if not all(sides.values()):
+        rounds = self._rounds[load].items()
+        sides = {s: sorted(one[figure] for one in ones if figure in one) for s, ones in rounds}
+        medians = {side: statistics.median(values) for side, values in sides.items() if values}
+        ran = [peer for peer in PEERS if peer in sides]
+        if "shoal" not in medians or (ran == ["kafka"] and "kafka" not in medians):
             return None
-        medians = {side: statistics.median(values) for side, values in sides.items()}
-        if "shoal" not in medians:
-            return None
-        ours = medians["shoal"]
-        theirs = medians.get("kafka")
-        ratio = ratio_of(ours, theirs)
+        ours = medians.pop("shoal")
+        first = next((peer for peer in ran if peer in medians), "kafka")
+        peer = goal.peer if goal and not goal.alone else first
+        ratio = ratio_of(ours, medians.get(peer))
         return {
             "load": load,
             "figure": figure,
             "shoal": ours,
-            "kafka": theirs,
+            "kafka": None,
+            **medians,
             "ratio": ratio,
-            "spread": {side: [values[0], values[-1]] for side, values in sides.items()},
+            **({} if peer == "kafka" else {"peer": peer}),
+            "spread": {side: [found[0], found[-1]] for side, found in sides.items() if found},
             "rounds": len(sides["shoal"]),
             "goal": goal and goal._asdict(),
             "met": goal and goal.met(ours, ratio),

@@ -21,10 +21,11 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from brokers import HEAP, Broker, Kafka, Shoal
+from brokers import Broker, Kafka, Shoal, describe_kafka
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from in_turn import Side
 from load_checks import LoadFailed
 from load_setup import BEGIN, END, QUIET, Run, figures_of
 from loads import LOADS
@@ -33,7 +34,7 @@ from whole_run import is_wanted, options_of, run_bench
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 HERE = Path(__file__).resolve().parent
 #: Goals of loads by name or its prefix: goals of ratios to Kafka, and absolute goals.
@@ -94,13 +95,25 @@ def goal_of(name: str, figure: str) -> Goal | None:
     return found.get(figure)
 
 
-def run_load(broker: Broker, name: str, scale: float) -> Figures:
-    """Run a load once; return its figures with the broker's memory and CPU time.
+class Measurable(Side, Protocol):
+    """A broker or a cluster that loads run on."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    @property
+    def has_ended(self) -> bool: ...
+    def cpu_s(self) -> float: ...
+    def rss_mb(self) -> float: ...
+    def last_output(self) -> str: ...
+
+
+def run_load(broker: Measurable, name: str, scale: float, script: str = "loads.py") -> Figures:
+    """Run a load of a script once; return its figures with the broker's memory and CPU time.
 
     Raises LoadFailed if the load ends with an error, or exceeds LOAD_TIMEOUT_S.
     """
     child = subprocess.Popen(
-        [sys.executable, str(HERE / "loads.py"), name, broker.bootstrap, str(scale)],
+        [sys.executable, str(HERE / script), name, broker.bootstrap, str(scale)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -241,16 +254,25 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
             starts(kind, folder / f"starts-{kind.name}", options, results)
 
 
+def run_and_remove(broker: Measurable, name: str, scale: float) -> Figures | None:
+    """Run a load once, and delete its topics."""
+    figures = run_load(broker, name, scale)
+    Run(broker.bootstrap, scale).remove_topics()
+    return figures
+
+
 def alternate(
     loads: list[str],
     options: argparse.Namespace,
-    brokers: list[Broker],
+    brokers: Sequence[Measurable],
     results: Results,
     label: str = "",
+    run: Callable[[Measurable, str, float], Figures | None] = run_and_remove,
 ) -> None:
     """Run loads on the brokers in turn. "memory" is the brokers' memory before and after.
 
-    `label` follows the names of the loads in the results.
+    `label` follows the names of the loads in the results. `run` runs a load once; it returns None
+    if that broker does not have it.
     """
     idle_mb = {}
     try:
@@ -261,8 +283,9 @@ def alternate(
             for number in range(-1, options.rounds):
                 for broker in brokers if number % 2 == 0 else brokers[::-1]:
                     scale = options.scale if number >= 0 else options.scale / 2
-                    _round(broker, name, scale, results, label, counts=number >= 0)
-            if ended := next((broker for broker in brokers if broker.ended), None):
+                    if not results.has_failed(name + label):
+                        _round(broker, name, scale, results, label, run, counts=number >= 0)
+            if ended := next((broker for broker in brokers if broker.has_ended), None):
                 results.fail(name + label, ended.name, f"it ended: {ended.last_output()}")
                 return
         for broker in brokers:
@@ -274,19 +297,23 @@ def alternate(
 
 
 def _round(
-    broker: Broker, name: str, scale: float, results: Results, label: str, *, counts: bool
+    broker: Measurable,
+    name: str,
+    scale: float,
+    results: Results,
+    label: str,
+    run: Callable[[Measurable, str, float], Figures | None],
+    *,
+    counts: bool,
 ) -> None:
-    """Run one round unless the load has failed. A warm-up round does not count."""
+    """Run one round. A warm-up round does not count."""
     shown = name + label
-    if results.has_failed(shown):
-        return
     try:
-        figures = run_load(broker, name, scale)
-        Run(broker.bootstrap, scale).remove_topics()
+        figures = run(broker, name, scale)
     except (LoadFailed, KafkaException) as error:
         results.fail(shown, broker.name, error)
         return
-    if counts:
+    if counts and figures is not None:
         results.add(shown, broker.name, figures)
         print(f"{shown:42} {broker.name:6} {json.dumps(figures)}", flush=True)
 
@@ -302,7 +329,7 @@ def main() -> None:
         FIGURES,
         goal_of,
         into=options.into,
-        kafka_heap=HEAP,
+        **describe_kafka(),
         scale=options.scale,
     )
 

@@ -21,7 +21,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from brokers import HEAP
+from brokers import HEAP, describe_kafka
 from cluster_loads import LOADS, QUIET, create
 from clusters import Cluster, KafkaNode, ShoalNode, eventually
 from confluent_kafka import KafkaException, Producer
@@ -262,7 +262,7 @@ def main() -> None:
         FIGURES,
         goal_of,
         into=options.into,
-        kafka_heap=HEAP,
+        **describe_kafka(),
         scale=options.scale,
     )
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import cluster_loads
 import security_costs
-from brokers import HEAP, METADATA, WAIT_S, Broker, Kafka, Shoal
+from brokers import METADATA, WAIT_S, Broker, Kafka, Shoal, describe_kafka
 from clusters import Cluster, KafkaNode, ShoalNode
 from confluent_kafka.admin import (
     AclBinding,
@@ -38,7 +38,7 @@ from load_checks import LoadFailed
 from load_setup import QUIET, log_in
 from results import Figures, Goal, Results
 from run import FIGURES, alternate
-from security import MUTUAL, PRINCIPALS, SASL_SSL, SSL, Security
+from security import AUTHORIZER, MUTUAL, PRINCIPALS, SASL_SSL, SSL, Security
 from whole_run import is_wanted, options_of, run_bench
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ ASKED = 100
 CLUSTER_ROW = "three brokers, TLS everywhere, produce 1 KB acks=all"
 #: Metadata v1 of all topics: a null array.
 ALL_TOPICS = bytes.fromhex("0000000e00030001000000010000ffffffff")
-AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
 def goal_of(name: str, figure: str) -> Goal | None:
@@ -245,7 +244,7 @@ def main() -> None:
         [*FIGURES, *more_figures],
         goal_of,
         into=options.into,
-        kafka_heap=HEAP,
+        **describe_kafka(),
         scale=options.scale,
     )
 

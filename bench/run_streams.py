@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brokers import HEAP, LIBRARY, WAIT_S, Broker, Kafka, Shoal
+from brokers import LIBRARY, WAIT_S, Broker, Kafka, Shoal, describe_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 from in_turn import in_turn
 from line_process import LineProcess
@@ -130,7 +130,7 @@ def main() -> None:
         FIGURES,
         lambda name, figure: GOALS[name].get(figure),
         into=options.into,
-        kafka_heap=HEAP,
+        **describe_kafka(),
     )
 
 

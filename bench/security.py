@@ -3,6 +3,9 @@
 Both have the same protocol, TLS versions, certificates (ECDSA P-256) and configs, whose names are
 the same in Shoal and in Kafka. OpenSSL's clients choose the cipher TLS_AES_256_GCM_SHA384 with
 both. The brokers keep a listener without TLS, for themselves and for the check that they answer.
+
+`DEPLOYED` is for clusters: clients log in with SCRAM over TLS and may do what access control
+entries say, brokers and controllers have listeners that need certificates.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SSL, MUTUAL, SASL_SSL = "SSL", "SSL with client certificates", "SASL_SSL"
-LISTENER, CONTROLLER = "SECURED", "CONTROLLER"
+DEPLOYED = "TLS, SCRAM and ACLs"
+LISTENER, CONTROLLER, BROKERS = "SECURED", "CONTROLLER", "BROKERS"
 USER, PASSWORD = "bench", "bench-password"
 #: The principals of the brokers' and the clients' certificates.
 PRINCIPALS = ("User:broker", "User:bench")
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
 class Security:
@@ -47,12 +52,17 @@ class Security:
     @property
     def protocol(self) -> str:
         """The protocol by Kafka's name."""
-        return SASL_SSL if self.kind == SASL_SSL else SSL
+        return SASL_SSL if self.has_logins else SSL
+
+    @property
+    def has_logins(self) -> bool:
+        """Whether clients log in."""
+        return self.kind in (SASL_SSL, DEPLOYED)
 
     @property
     def scram(self) -> tuple[str, ...]:
         """The flags of Kafka's StorageTool and of `shoal server` that create the user."""
-        if self.kind != SASL_SSL:
+        if not self.has_logins:
             return ()
         return ("--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]")
 
@@ -65,15 +75,26 @@ class Security:
             "ssl.truststore.location": str(self.ca),
             "ssl.principal.mapping.rules": "RULE:^CN=([^,]*).*$/$1/",
         }
+        mutual = found | {"ssl.client.auth": "required"}
         if self.kind == MUTUAL:
-            found["ssl.client.auth"] = "required"
-        if self.kind == SASL_SSL:
+            found = mutual
+        if self.has_logins:
             module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
             found["sasl.enabled.mechanisms"] = "SCRAM-SHA-512"
             found["scram-sha-512.sasl.jaas.config"] = module
-        # With an authorizer, Kafka's broker has to log in to its own controller.
-        names = (LISTENER, CONTROLLER) if self.kind == MUTUAL else (LISTENER,)
-        return {f"listener.name.{n.lower()}.{k}": v for n in names for k, v in found.items()}
+        by_name = {LISTENER: found}
+        if self.kind in (MUTUAL, DEPLOYED):
+            # With an authorizer, Kafka's broker has to log in to its own controller.
+            by_name[CONTROLLER] = mutual
+        more = {}
+        if self.kind == DEPLOYED:
+            by_name[BROKERS] = mutual
+            more = {"authorizer.class.name": AUTHORIZER, "super.users": PRINCIPALS[0]}
+        return more | {
+            f"listener.name.{name.lower()}.{config}": value
+            for name, configs in by_name.items()
+            for config, value in configs.items()
+        }
 
     def client_properties(self) -> dict[str, str]:
         """Return librdkafka's properties."""
@@ -83,13 +104,22 @@ class Security:
                 "ssl.certificate.location": str(self.client),
                 "ssl.key.location": str(self.client),
             }
-        if self.kind == SASL_SSL:
+        if self.has_logins:
             found |= {
                 "sasl.mechanism": "SCRAM-SHA-512",
                 "sasl.username": USER,
                 "sasl.password": PASSWORD,
             }
         return found
+
+    def broker_properties(self) -> dict[str, str]:
+        """Return librdkafka's properties for a client with the brokers' certificate."""
+        return {
+            "security.protocol": SSL,
+            "ssl.ca.location": str(self.ca),
+            "ssl.certificate.location": str(self.server),
+            "ssl.key.location": str(self.server),
+        }
 
     def context(self) -> ssl.SSLContext:
         """Return what a client without librdkafka connects with."""

@@ -33,8 +33,8 @@ from load_checks import LoadFailed
 from raw_requests import Socket
 from results import Figures, Goal, Results
 from security import PASSWORD, SSL, USER, Security
-from shoal.client.connection import connect
 from shoal.client.errors import ClientError
+from shoal.client.net.connection import connect
 from shoal.client.settings import Settings
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ async def log_in(settings: Settings) -> None:
 
 def logins(folder: Path) -> dict[str, Figures]:
     broker = WithLogins(folder)
-    settings = Settings.of(
+    settings = Settings.from_bootstrap(
         f"127.0.0.1:{broker.login_port}",
         {
             "security.protocol": "SASL_PLAINTEXT",

@@ -114,7 +114,7 @@ def topology() -> dict[str, Any]:
 
 
 def group_of(broker: Broker) -> StreamsGroup:
-    for _, shard in broker.groups.shards():
+    for _, shard in broker.groups.get_shards():
         found: Any = shard.context.groups.get(GROUP)
         if found is not None:
             group: StreamsGroup = found

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from brokers import HEAP, Measured, Shoal
+from brokers import Measured, Shoal, describe_kafka
 from confluent_kafka import KafkaException
 from load_checks import LoadFailed
 from load_setup import Run
@@ -420,7 +420,7 @@ def main() -> None:
         FIGURES,
         lambda row, figure: GOALS.get(row, {}).get(figure),
         into=options.into,
-        kafka_heap=HEAP,
+        **describe_kafka(),
         scale=options.scale,
     )
 

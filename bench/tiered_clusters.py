@@ -23,11 +23,11 @@ from load_checks import LoadFailed, Stall, check_errors, random_values, text_val
 from load_setup import CHECKED, QUIET, Figures, Run, produce
 from shoal.log.config import LogConfig
 from shoal.log.directory import LogDirectory
-from shoal.log.producers import ProducerStates
+from shoal.log.producers import ProducerStateManager
 from shoal.log.remote import RebuiltState
 from shoal.log.storage import DiskStorage
 from shoal.server.tiered import rebuild
-from shoal.server.tiered.metadata_topic import index_of
+from shoal.server.tiered.metadata_topic import compute_index
 from shoal.tiered import keys, manifest
 from shoal.tiered.metadata_records import TOPIC as METADATA
 from shoal.tiered.metadata_records import decode
@@ -324,7 +324,7 @@ def _add_segments(broker: Measured, store: Path, topic: str, each: int) -> None:
     directory = LogDirectory(storage, str(broker.directory / "data"))
     directory.open(cluster_id="", node_id=1, directory_id=UUID(int=1))
     directory.broker_epoch = directory.stopped_epoch
-    known = dict(directory.found())
+    known = dict(directory.find_partitions())
     metadata_count = sum(name == METADATA for name, _ in known)
     now_ms = int(time.time() * 1000)
 
@@ -339,11 +339,11 @@ def _add_segments(broker: Measured, store: Path, topic: str, each: int) -> None:
         log, key = opened(topic, index), (topic_id, index)
         segments = segments_of(index, each)
         end = segments[-1].end_offset + 1
-        log.rebuild(RebuiltState(end, ((0, 0),), ProducerStates().snapshot()), 0)
+        log.rebuild(RebuiltState(end, ((0, 0),), ProducerStateManager().to_snapshot()), 0)
         directory.high_watermarks[(topic, index)] = end
-        where = index_of(key, metadata_count)
+        where = compute_index(key, metadata_count)
         metadata, remote = opened(METADATA, where), RemoteLog()
-        for pairs in rebuild.batches(topic, key, segments, broker_id=1, now_ms=now_ms):
+        for pairs in rebuild.build_batches(topic, key, segments, broker_id=1, now_ms=now_ms):
             metadata.append_records(pairs, now_ms=now_ms, leader_epoch=0)
             for _, value in pairs:
                 record = decode(value or b"")
@@ -361,14 +361,14 @@ def _add_segments(broker: Measured, store: Path, topic: str, each: int) -> None:
             1,
             now_ms,
             0,
-            remote.packed(),
+            remote.pack_finished(),
         )
-        prefix = keys.partition_prefix(directory.cluster_id, topic, topic_id, index)
-        path = store / keys.manifest_key(prefix)
+        prefix = keys.format_partition_prefix(directory.cluster_id, topic, topic_id, index)
+        path = store / keys.format_manifest_key(prefix)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(manifest.encode(listed))
         for segment in segments:
-            object_key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
+            object_key = keys.format_segment_key(prefix, segment.base_offset, segment.segment_id)
             with (store / object_key).open("wb") as file:
                 file.truncate(segment.object_size)
     directory.close()

@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
-from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
-from shoal.client.topics import NewTopic
 from shoal_spark.arguments import BATCH_TARGET_MS
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parents[1] / "tests"), str(HERE.parent)]
+sys.path += [str(HERE.parents[1] / "tests" / "support"), str(HERE.parent)]
 
 from load_checks import LoadFailed  # noqa: E402
 from report import show  # noqa: E402
@@ -101,7 +101,11 @@ def new_group(client: SyncClient, locks: int) -> str:
         ConfigChange("share.auto.offset.reset", "earliest"),
         ConfigChange("share.partition.max.record.locks", str(locks)),
     ]
-    expect(client.run(client.admin.configs.alter({Resource(ResourceType.GROUP, name): changes})))
+    expect(
+        client.run(
+            client.admin.configs.alter({ConfigResource(ConfigResourceType.GROUP, name): changes})
+        )
+    )
     return name
 
 
