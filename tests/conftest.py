@@ -7,6 +7,7 @@ shows the seed, and each failure shows the command that repeats it.
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -21,7 +22,14 @@ import servers
 from example_counts import BY_DAY
 from seeding import SEED
 from servers import ShoalProcess
-from shared_servers import Brokers, SharedKafka, controller_pid, shared_kafka
+from shared_servers import (
+    Brokers,
+    SharedKafka,
+    controller_pid,
+    delete_topics,
+    list_topics,
+    shared_kafka,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -29,7 +37,10 @@ if TYPE_CHECKING:
 
 #: The time of an example depends more on the machine than on the code.
 _PATIENT = hypothesis.settings(
-    deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    max_examples=BY_DAY,
 )
 hypothesis.settings.register_profile("ci", _PATIENT, database=None)
 hypothesis.settings.register_profile("home", _PATIENT)
@@ -48,6 +59,18 @@ def pytest_configure(config: pytest.Config) -> None:
     leaks.mark()
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what the collection imports out of each garbage collection: it is a million objects,
+    which take half a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -141,10 +164,17 @@ def shared_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers
 
 
 @pytest.fixture(scope="module")
-def shared_broker(request: pytest.FixtureRequest, shared_brokers: Brokers) -> ShoalProcess:
+def shared_broker(
+    request: pytest.FixtureRequest, shared_brokers: Brokers
+) -> Iterator[ShoalProcess]:
     """The shared broker with the file's `BROKER_CONFIG`, or a plain one. Each test creates topics
-    and groups with names of its own, and changes nothing else."""
-    return shared_brokers.get(getattr(request.module, "BROKER_CONFIG", None))
+    and groups with names of its own, and changes nothing else. The file's topics go with it, since
+    another file may use their names."""
+    broker = shared_brokers.get(getattr(request.module, "BROKER_CONFIG", None))
+    before = list_topics(broker.bootstrap)
+    yield broker
+    if broker.is_running:
+        delete_topics(broker.bootstrap, list_topics(broker.bootstrap) - before)
 
 
 @pytest.fixture(scope="session")

@@ -201,7 +201,7 @@ def test_requests_of_nodes_need_cluster_action(cluster: ShoalCluster, admin: Wir
 def envelope(name: str, principal: bytes | None, host: bytes) -> dict[str, Any]:
     topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
     body = {"topics": [topic], "timeout_ms": 30_000, "validate_only": True}
-    frame = frames.request_head(ApiKey.CREATE_TOPICS, 7, 1, "node")
+    frame = frames.build_request_head(ApiKey.CREATE_TOPICS, 7, 1, "node")
     return {
         "request_data": bytes(frame + codec.write_request(ApiKey.CREATE_TOPICS, 7, body)),
         "request_principal": principal,
@@ -224,7 +224,7 @@ def test_an_envelope_carries_the_principal_of_its_client(
         body = envelope(name, bytes_of[principal], host)
         answer = client.call(ApiKey.ENVELOPE, 0, body)
         assert answer.error_code == ErrorCode.none, answer
-        head = len(frames.response_head(ApiKey.CREATE_TOPICS, 7, 1))
+        head = len(frames.build_response_head(ApiKey.CREATE_TOPICS, 7, 1))
         data = bytes(answer.response_data)[head:]
         (row,) = codec.read_response(ApiKey.CREATE_TOPICS, 7, data).topics
         return ErrorCode(row.error_code)

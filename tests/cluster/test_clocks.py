@@ -2,7 +2,7 @@
 
 A token has a lifetime, which begins by the controller's clock and ends by that of each broker, as
 in Kafka. All else does not depend on clocks. Certificates of the operator begin an hour early
-(`unit/test_certificates.py`).
+(`unit/operator/test_certificates.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scram_users import add_scram_user
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Operation, ResourceType
-from unit.test_jwt_tokens import jwk, private_key, token
+from unit.security.test_jwt_tokens import jwk, private_key, token
 from wireclient import WireClient
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from clusters import ShoalCluster, running
 from conditions import eventually
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.topics import NewTopic
 
 if TYPE_CHECKING:
     from pathlib import Path

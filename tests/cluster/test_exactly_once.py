@@ -19,12 +19,13 @@ from exactly_once_worker import RECORDS_MAX, Copier
 from kafkas import KafkaProcess
 from machine import lacking
 from servers import ShoalProcess
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import Reader, Reset, starts
+from shoal.client.consume.consumer import Reader
+from shoal.client.consume.fetcher import Isolation
+from shoal.client.consume.start_offsets import Reset, find_start_offsets
 from shoal.client.errors import InvalidConfiguration, expect
-from shoal.client.fetcher import Isolation
-from shoal.client.topics import NewTopic
+from shoal.client.net.cluster import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ def copies(bootstrap: str, target: str) -> list[list[tuple[bytes | None, bytes |
     async def main() -> list[list[tuple[bytes | None, bytes | None]]]:
         async with Client(bootstrap) as client:
             where = [TopicPartition(target, p) for p in range(PARTITIONS)]
-            ends = await starts(client.cluster, where, Reset.LATEST)
+            ends = await find_start_offsets(client.cluster, where, Reset.LATEST)
             at = dict.fromkeys(where, 0)
             reader = Reader(client.cluster, at, isolation=Isolation.READ_COMMITTED)
             found: list[list[tuple[bytes | None, bytes | None]]] = [[] for _ in where]

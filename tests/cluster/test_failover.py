@@ -18,12 +18,12 @@ from cluster.test_replication import CALM_CONFIGS, PARTITIONS, Writer, check
 from clusters import ShoalCluster, running
 from conditions import eventually_async
 from fault_clients import PACE_S
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, expect
-from shoal.client.membership import LEAVE_MS
-from shoal.client.share import AcknowledgeType
-from shoal.client.topics import NewTopic
+from shoal.client.net.membership import LEAVE_MS
+from shoal.client.share.member import AcknowledgeType
 from shoal.server.cluster.unreachable_leaders import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -100,7 +100,11 @@ async def prepared(client: Client) -> tuple[str, str]:
     topic, group = f"topic-{time.monotonic_ns()}", f"group-{time.monotonic_ns()}"
     expect(await client.admin.topics.create([NewTopic(topic, PARTITIONS)]))
     earliest = [ConfigChange("share.auto.offset.reset", "earliest")]
-    expect(await client.admin.configs.alter({Resource(ResourceType.GROUP, group): earliest}))
+    expect(
+        await client.admin.configs.alter(
+            {ConfigResource(ConfigResourceType.GROUP, group): earliest}
+        )
+    )
     return topic, group
 
 
@@ -167,7 +171,7 @@ def test_a_range_is_read_from_the_next_leader(cluster: ShoalCluster) -> None:
 
     async def read(client: Client, topic: str) -> list[bytes]:
         found = []
-        async for piece in client.fetcher.range(topic, 0, 0, 0):
+        async for piece in client.fetcher.fetch_range(topic, 0, 0, 0):
             found += [bytes(record.value or b"") for record in piece.records()]
         return found
 
@@ -177,7 +181,7 @@ def test_a_range_is_read_from_the_next_leader(cluster: ShoalCluster) -> None:
             async with client.producer() as producer:
                 await (await producer.send(topic, b"v", partition=0))
             assert await read(client, topic) == [b"v"]
-            victim = await client.cluster.leader(topic, 0)
+            victim = await client.cluster.find_leader(topic, 0)
             loop = asyncio.get_running_loop()
             began = time.monotonic()
             await loop.run_in_executor(None, cluster.nodes[victim].kill9)
@@ -200,7 +204,7 @@ def test_a_member_that_leaves_while_its_coordinator_dies_is_removed(cluster: Sho
             topic, group = await prepared(client)
             member = await client.share(group, [topic])
             await member.acquire(max_wait_ms=100)
-            victim = await client.cluster.coordinator(group)
+            victim = await client.cluster.find_coordinator(group)
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, cluster.nodes[victim].kill9)
             began = time.monotonic()

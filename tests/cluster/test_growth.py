@@ -10,7 +10,7 @@ from clusters import CALM, ShoalCluster
 from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from shoal.client.client import Client
-from shoal.client.share import AcknowledgeType
+from shoal.client.share.member import AcknowledgeType
 from shoal.metadata.names import INTERNAL_TOPICS, REMOTE_LOG_METADATA
 
 if TYPE_CHECKING:

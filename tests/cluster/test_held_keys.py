@@ -11,10 +11,10 @@ from clusters import CALM, ShoalCluster, running
 from commands import Shoal
 from conditions import eventually
 from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
-from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
-from shoal.client.topics import NewTopic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,9 @@ def prepare(client: SyncClient) -> None:
         f"{DLQ}.topic.name": "dlq.t",
         f"{DLQ}.copy.record.enable": "true",
     }
-    changes = {Resource(ResourceType.GROUP, GROUP): [ConfigChange(*c) for c in configs.items()]}
+    changes = {
+        ConfigResource(ConfigResourceType.GROUP, GROUP): [ConfigChange(*c) for c in configs.items()]
+    }
     expect(client.run(client.admin.configs.alter(changes)))
 
     async def send() -> None:

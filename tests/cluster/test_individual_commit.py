@@ -12,18 +12,19 @@ from conditions import eventually
 from confluent_kafka import Producer
 from individual_worker import Member
 from servers import ShoalProcess
+from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import ConsumedRecord, GroupConsumer, IndividualCommit, Reset
+from shoal.client.consume.consumer import GroupConsumer, IndividualCommit, Record
+from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import KafkaError, expect
-from shoal.client.topics import NewTopic, OffsetSpec
+from shoal.client.net.cluster import TopicPartition
 from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from pathlib import Path
 
-    from shoal.client.groups import CommittedOffset
+    from shoal.client.admin.groups import CommittedOffset
 
 PARTITIONS = 3
 #: Records of a transaction; every third transaction is aborted.
@@ -97,7 +98,7 @@ def ends(cluster: ShoalCluster, topic: str) -> dict[TopicPartition, int]:
 def coordinator(cluster: ShoalCluster, group: str) -> int:
     async def main() -> int:
         async with Client(cluster.bootstrap) as client:
-            return await client.cluster.coordinator(group)
+            return await client.cluster.find_coordinator(group)
 
     return asyncio.run(main())
 
@@ -193,9 +194,9 @@ def joined(client: Client) -> Coroutine[Any, Any, GroupConsumer]:
     )
 
 
-async def polled(consumer: GroupConsumer, count: int) -> list[ConsumedRecord]:
+async def polled(consumer: GroupConsumer, count: int) -> list[Record]:
     """Poll until there are `count` records."""
-    found: list[ConsumedRecord] = []
+    found: list[Record] = []
     async with asyncio.timeout(60):
         while len(found) < count:
             found.extend(await consumer.poll(100))
@@ -219,7 +220,7 @@ def test_a_member_at_the_limit_takes_nothing_new(broker: ShoalProcess) -> None:
         async with Client(broker.bootstrap) as client, await joined(client) as consumer:
             records = await polled(consumer, 40)
             for record in records[1:30:2]:
-                consumer.finished(record)
+                consumer.finish(record)
             await consumer.commit()
             await asyncio.to_thread(limited)
             with WireClient(broker.bootstrap) as wire:
@@ -230,11 +231,11 @@ def test_a_member_at_the_limit_takes_nothing_new(broker: ShoalProcess) -> None:
             assert other.partition == 1
             assert list(await consumer.poll(300)) == []
             for record in records[:24:2]:
-                consumer.finished(record)
+                consumer.finish(record)
             (new,) = await polled(consumer, 1)
             assert (new.partition, new.offset) == (0, 40)
             for record in (*records, other, new):
-                consumer.finished(record)
+                consumer.finish(record)
 
     def limited() -> None:
         assert committed(broker) == (0, "1,3,5,7,9")
@@ -257,20 +258,20 @@ def test_a_coordinator_without_individual_commits(broker: ShoalProcess) -> None:
             consumer = await joined(client)
             records = await polled(consumer, 40)
             for record in (records[0], records[4]):
-                consumer.finished(record)
+                consumer.finish(record)
             await consumer.commit()
             assert await asyncio.to_thread(committed, broker) == (1, "4")
 
             await asyncio.to_thread(restarted, "false")
-            consumer.finished(records[6])
-            consumer.finished(records[1])
+            consumer.finish(records[6])
+            consumer.finish(records[1])
             await consumer.commit()
             assert await asyncio.to_thread(committed, broker) == (2, "")
             with pytest.raises(KafkaError, match=f"set {ENABLE}=true"):
                 await joined(client)
 
             await asyncio.to_thread(restarted, "true")
-            consumer.finished(records[8])
+            consumer.finish(records[8])
             await consumer.commit()
             assert await asyncio.to_thread(committed, broker) == (2, "4,6,8")
             await consumer.close()
@@ -298,7 +299,7 @@ def test_a_commit_ends_while_records_are_finished(broker: ShoalProcess) -> None:
 
             async def finish() -> None:
                 for record in records:
-                    consumer.finished(record)
+                    consumer.finish(record)
                     await asyncio.sleep(0)
 
             finishing = asyncio.create_task(finish())
@@ -318,13 +319,13 @@ def test_finished_checks_its_record(broker: ShoalProcess) -> None:
         async with Client(broker.bootstrap) as client, await joined(client) as consumer:
             (record, *_) = await polled(consumer, 40)
             with pytest.raises(ValueError, match="offset 99 of t-0 was not delivered"):
-                consumer.finished(record._replace(offset=99))
-            consumer.finished(record._replace(topic="revoked", offset=99))
+                consumer.finish(record._replace(offset=99))
+            consumer.finish(record._replace(topic="revoked", offset=99))
             with pytest.raises(ValueError, match="cannot rewind"):
                 consumer.rewind(TopicPartition("t", 0), 0)
             plain = await GroupConsumer.join(client.cluster, "other", ["t"])
             with pytest.raises(ValueError, match="join the group with individual_commit"):
-                plain.finished(record)
+                plain.finish(record)
             await plain.close()
 
     asyncio.run(main())

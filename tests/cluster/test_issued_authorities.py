@@ -12,11 +12,10 @@ from certificates import Authority, Identity
 from cluster.test_operator_security import Secured, produced, queue_cluster
 from conditions import eventually
 from kube.issuers import CertManager
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
-from shoal.client.topics import NewTopic
-from shoal_operator import certificates
-from shoal_operator.certificates import KeyPair
-from shoal_operator.model import security
+from shoal_operator.model import certificates, security
+from shoal_operator.model.certificates import KeyPair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +28,7 @@ def certified(name: str, authority: KeyPair, trusted: str) -> dict[str, str]:
     """Return librdkafka's properties of a client."""
     now = datetime.datetime.now(datetime.UTC)
     own = certificates.issue(authority, name, now=now, validity_days=1)
-    return security.operator_client(trusted.encode(), own)
+    return security.build_operator_client(trusted.encode(), own)
 
 
 @pytest.mark.nightly

@@ -17,10 +17,10 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Producer
 from range_worker import Member
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
-from shoal.client.topics import NewTopic
+from shoal.client.net.cluster import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def create(cluster: ShoalCluster, topic: str) -> None:
 def coordinator(cluster: ShoalCluster, group: str) -> int:
     async def main() -> int:
         async with Client(cluster.bootstrap) as client:
-            return await client.cluster.coordinator(group)
+            return await client.cluster.find_coordinator(group)
 
     return asyncio.run(main())
 

@@ -11,18 +11,18 @@ from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import KafkaException, Producer
+from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import Reader
+from shoal.client.consume.consumer import Reader
+from shoal.client.consume.fetcher import Isolation
 from shoal.client.errors import expect
-from shoal.client.fetcher import Isolation
-from shoal.client.topics import NewTopic, OffsetSpec
+from shoal.client.net.cluster import TopicPartition
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shoal.client.consumer import ConsumedRecord
+    from shoal.client.consume.consumer import Record
 
 TOPIC = "orders"
 PARTITIONS, READERS, KEYS = 2, 4, 40
@@ -38,7 +38,7 @@ class Readers(threading.Thread):
     def __init__(self, bootstrap: str) -> None:
         super().__init__(daemon=True)
         self._address = bootstrap
-        self.got: list[list[ConsumedRecord]] = [[] for _ in range(READERS)]
+        self.got: list[list[Record]] = [[] for _ in range(READERS)]
         self.ends: dict[TopicPartition, int] | None = None
         self.error: BaseException | None = None
 
@@ -55,7 +55,7 @@ class Readers(threading.Thread):
     async def _one(self, client: Client, number: int) -> None:
         positions = dict.fromkeys(WHERE, 0)
         reader = Reader(client.cluster, positions, isolation=Isolation.READ_COMMITTED)
-        await reader.assign(dict.fromkeys(WHERE, KeyRanges.part(number + 1, READERS)))
+        await reader.assign(dict.fromkeys(WHERE, KeyRanges.from_part(number + 1, READERS)))
         while self.ends is None or any(reader.positions[p] < end for p, end in self.ends.items()):
             self.got[number] += await reader.poll(200)
 
@@ -74,7 +74,7 @@ async def create(client: Client) -> None:
 
 
 async def leader(client: Client) -> int:
-    return await client.cluster.leader(TOPIC, 0)
+    return await client.cluster.find_leader(TOPIC, 0)
 
 
 async def ends(client: Client) -> dict[TopicPartition, int]:

@@ -20,29 +20,30 @@ import pytest
 from clusters import CALM
 from conditions import eventually, eventually_async
 from confluent_kafka import Producer
+from console_letters import send_back
 from kube.api_server import resource
 from kube.secured_pods import SecuredPods
-from shoal.client import quotas as quota_calls
+from shoal.client.admin import quotas as quota_calls
+from shoal.client.admin.configs import ConfigChange, ConfigResource
+from shoal.client.admin.configs import ConfigResourceType as ConfigType
+from shoal.client.admin.security_admin import SALT_SIZE, ScramMechanism, ScramUpsertion
+from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import SyncClient
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import ConfigChange, Resource
-from shoal.client.configs import ResourceType as ConfigType
-from shoal.client.dead_letters import ERRORS
 from shoal.client.errors import ClientError, KafkaError, expect
-from shoal.client.redrive import Plan
-from shoal.client.secret import Secret
-from shoal.client.security_admin import SALT_SIZE, ScramMechanism, ScramUpsertion
-from shoal.client.share import AcknowledgeType, Acquired
-from shoal.client.topics import NewTopic, OffsetSpec
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.security.secret import Secret
+from shoal.client.share.member import AcknowledgeType, AcquiredRecords
+from shoal.dead_letters.records import ERRORS
+from shoal.dead_letters.redrive import RedrivePlan
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
-from shoal_operator import certificates
 from shoal_operator.cluster.authorities import RENEW
-from shoal_operator.model import listeners, security
+from shoal_operator.kube.reconcile_loop import ReconcileLoop
+from shoal_operator.model import certificates, listeners, security
 from shoal_operator.model import users as users_model
-from shoal_operator.reconcile_loop import ReconcileLoop
-from shoal_operator.redrives import Redrives
-from shoal_operator.users import Users
+from shoal_operator.queues.queue_schedules import QueueScheduleReconciler
+from shoal_operator.queues.redrives import RedriveReconciler
+from shoal_operator.users.reconciler import QueueUserReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,7 +88,7 @@ class Secured(SecuredPods):
     def user(self, name: str, authority: str = security.CLIENTS) -> dict[str, str]:
         """Properties of a client with a certificate."""
         now = datetime.datetime.now(datetime.UTC)
-        return security.operator_client(
+        return security.build_operator_client(
             self.secret("main-cluster-ca-cert")["ca.crt"],
             certificates.issue(self.authority(authority), name, now=now, validity_days=1),
         )
@@ -110,7 +111,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
                 admin.admin.topics.create([NewTopic("jobs", 3, 3), NewTopic("others", 1, 3)])
             )
             assert not [e for e in made.values() if isinstance(e, KafkaError)]
-            scram = ScramUpsertion.of(
+            scram = ScramUpsertion.from_password(
                 "bob", ScramMechanism.SCRAM_SHA_512, Secret(PASSWORD), bytes(SALT_SIZE), 4096
             )
             assert admin.run(admin.admin.users.alter([scram])) == {"bob": None}
@@ -145,7 +146,7 @@ def test_the_operator_reads_the_state_of_the_brokers(cluster: Secured) -> None:
     async def work() -> Any:
         brokers = cluster.connection()
         try:
-            return await brokers.cluster_state(IDS, advertised=False)
+            return await brokers.describe_cluster(IDS, advertised=False)
         finally:
             await brokers.close()
 
@@ -235,7 +236,7 @@ class QueueUsers:
     def _reconcile_once(self) -> dict[str, tuple[str, str]]:
         async def work() -> None:
             brokers = self.cluster.connection()
-            users = Users(self.api, self.api.store(), brokers, "n", "main")
+            users = QueueUserReconciler(self.api, self.api.store(), brokers, "n", "main")
             try:
                 await users.reconcile(users.list_names())
             finally:
@@ -369,7 +370,7 @@ def test_a_redrive_runs_as_its_user(
     with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
         new = [NewTopic(name, 1, 3, configs=configs) for name, configs in topics.items()]
         expect(admin.run(admin.admin.topics.create(new)))
-        group = Resource(ConfigType.GROUP, "returners")
+        group = ConfigResource(ConfigType.GROUP, "returners")
         changes = [ConfigChange(name, value) for name, value in settings.items()]
         expect(admin.run(admin.admin.configs.alter({group: changes})))
     consumer = {"shareConsumer": {"topics": ["returns"], "groups": ["returners"]}}
@@ -390,14 +391,14 @@ def test_a_redrive_runs_as_its_user(
     with connect("consumer") as client:
         client.run(send(client.client))
         session = client.run(client.client.share("returners", ["returns"]))
-        acquired: list[Acquired] = []
+        acquired: list[AcquiredRecords] = []
         while not acquired:
             acquired = list(client.run(session.acquire(max_wait_ms=5_000)))
         for one in acquired:
             client.run(session.acknowledge(one.acknowledge(AcknowledgeType.REJECT)))
         client.run(session.close())
         with pytest.raises(KafkaError):
-            client.run(client.admin.redrive(Plan("dlq.returns")))
+            send_back(client, RedrivePlan("dlq.returns"))
     with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
         letters = TopicPartition("dlq.returns", 0)
         latest = {letters: int(OffsetSpec.LATEST)}
@@ -409,7 +410,7 @@ def test_a_redrive_runs_as_its_user(
         admin.run(forge(admin.client, "jobs"))
     monkeypatch.setattr(
         listeners,
-        "bootstrap_servers",
+        "get_bootstrap_servers",
         lambda _, listener: users.cluster.bootstrap(listener["port"]),
     )
     users.api.add(resource("Redrive", "again", cluster="main", topic="dlq.returns", user="mender"))
@@ -428,7 +429,7 @@ async def forge(client: Client, topic: str) -> None:
 async def redriven(users: QueueUsers) -> dict[str, Any]:
     """Let the operator run the Redrive to its end. Return the status."""
     brokers, store = users.cluster.connection(), users.api.store()
-    redrives = Redrives(users.api, store, brokers, "n", "main")
+    redrives = RedriveReconciler(users.api, store, brokers, "n", "main")
 
     async def one_pass(names: list[str]) -> float | None:
         store.put(copy.deepcopy(users.api.find("Redrive", "again")))
@@ -447,6 +448,40 @@ async def redriven(users: QueueUsers) -> dict[str, Any]:
     return dict(users.api.find("Redrive", "again")["status"])
 
 
+@pytest.mark.parametrize("kind", ["tls", "scram-sha-512"])
+def test_a_schedule_produces_as_its_user(
+    users: QueueUsers, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The short form for producers suffices, and the operator's own rights are not used."""
+    topics = [f"ticks.{kind}", f"vault.{kind}"]
+    with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
+        expect(admin.run(admin.admin.topics.create([NewTopic(name, 1, 3) for name in topics])))
+    users.add("clock", kind, acls=[{"producer": {"topics": topics[:1]}}])
+    assert {reason for reason, _ in users.reconcile().values()} == {"Reconciled"}
+    monkeypatch.setattr(
+        listeners,
+        "get_bootstrap_servers",
+        lambda _, listener: users.cluster.bootstrap(listener["port"]),
+    )
+    for topic in topics:
+        spec = {"cluster": "main", "topic": topic, "schedule": "0 * * * *", "user": "clock"}
+        users.api.add(resource("QueueSchedule", topic, **spec))
+
+    async def run() -> None:
+        brokers = users.cluster.connection()
+        place = (users.api, users.api.store(), brokers, "n", "main")
+        try:
+            await QueueScheduleReconciler(*place).reconcile(topics)
+        finally:
+            await brokers.close()
+
+    asyncio.run(run())
+    statuses = [users.api.objects.pop(("QueueSchedule", name))["status"] for name in topics]
+    said = [(one["conditions"][0]["reason"], one.get("lastRecord")) for one in statuses]
+    first = {"topic": topics[0], "partition": 0, "offset": 0}
+    assert said == [("Reconciled", first), ("RequestRefused", None)]
+
+
 @pytest.mark.parametrize(("kind", "name"), [("tls", "CN=ivy"), ("scram-sha-512", "ivy")])
 def test_quotas_follow_the_spec_and_go_with_the_user(
     users: QueueUsers, kind: str, name: str
@@ -455,7 +490,7 @@ def test_quotas_follow_the_spec_and_go_with_the_user(
         with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
             return admin.run(admin.admin.quotas.describe({"user": name}))
 
-    mine = quota_calls.of_user(name)
+    mine = quota_calls.make_user_entity(name)
     with_client = (("client-id", "batch"), *mine)
     limits = {"producerByteRate": 1_000_000, "requestPercentage": 12.5}
     users.add("ivy", kind, quotas=limits)

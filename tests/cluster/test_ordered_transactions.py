@@ -12,21 +12,22 @@ from conditions import eventually
 from exactly_once_worker import Copier
 from servers import ShoalProcess
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import GroupConsumer, Reset
+from shoal.client.consume.consumer import GroupConsumer
+from shoal.client.consume.fetcher import Isolation
+from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import KafkaError, ProducerFenced, TransactionAbortable
-from shoal.client.fetcher import Isolation
+from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import COMMIT_ORDER_FEATURE
-from shoal.record.key_hash import key_hash
+from shoal.record.key_hash import hash_key
 from shoal.record.records import build_batch
 from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shoal.client.consumer import ConsumedRecord
-    from shoal.client.transactional_producer import TransactionalProducer
+    from shoal.client.consume.consumer import Record
+    from shoal.client.produce.transactional import TransactionalProducer
 
 WAITING = "shoal_group_coordinator_key_range_waiting_commits"
 REFUSED = "shoal_group_coordinator_key_range_refused_order_count_total"
@@ -58,7 +59,7 @@ class Side:
 
     def __init__(self, consumer: GroupConsumer, producer: TransactionalProducer) -> None:
         self.consumer, self.producer = consumer, producer
-        self.records: list[ConsumedRecord] = []
+        self.records: list[Record] = []
 
     @classmethod
     async def join(cls, client: Client, sources: Sequence[str], name: str, **options: Any) -> Side:
@@ -95,7 +96,7 @@ class Side:
     def key(self, source: str) -> bytes:
         """A key of the member."""
         owned = self.consumer.key_ranges[TopicPartition(source, 0)]
-        return next(k for k in (b"%d" % n for n in range(10_000)) if owned.contains(key_hash(k)))
+        return next(k for k in (b"%d" % n for n in range(10_000)) if owned.has_hash(hash_key(k)))
 
 
 async def pair(client: Client, sources: Sequence[str], **options: Any) -> tuple[Side, Side]:
@@ -284,8 +285,8 @@ def test_bad_input(broker: ShoalProcess) -> None:
                 await GroupConsumer.join(
                     client.cluster, "g", sources, key_ranges=True, in_order=True
                 )
-            node = await client.cluster.coordinator("g")
-            link = await client.cluster.connection(node, "coordinator")
+            node = await client.cluster.find_coordinator("g")
+            link = await client.cluster.get_connection(node, "coordinator")
             offered = link.features.pop(COMMIT_ORDER_FEATURE)
             with pytest.raises(KafkaError, match="does not offer commits in the order") as refused:
                 await Side.join(client, sources, "0")

@@ -27,12 +27,12 @@ from histories import Outage
 from machine import lacking
 from networks import NAMESPACES, Network, inside, lacks
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import ClientError, expect
+from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.server.coordinators.service import partition_of
+from shoal.server.coordinators.service import compute_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ class Cut:
     def coordinates(self, id: int) -> None:
         """Move the consumer group's coordinator to that broker."""
         asked = {"key_type": 0, "coordinator_keys": [GroupMember.GROUP]}
-        where = TopicPartition("__consumer_offsets", partition_of(GroupMember.GROUP, OFFSETS))
+        where = TopicPartition("__consumer_offsets", compute_partition(GroupMember.GROUP, OFFSETS))
 
         async def move() -> None:
             async with Client(self.cluster.bootstrap) as client:

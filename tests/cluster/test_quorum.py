@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +13,7 @@ from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +96,32 @@ def test_controlled_shutdown_hands_leaders_over(cluster: ShoalCluster) -> None:
 
     eventually(handed)
     cluster.nodes[2].start()
+
+
+def is_open(address: str) -> bool:
+    """Return whether a connection to the address is accepted; a process that runs refuses it or
+    accepts it at once."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
+        return True
+    return False
+
+
+def test_a_broker_that_has_not_joined_refuses_clients_and_reaches_controllers(
+    tmp_path: Path,
+) -> None:
+    """As in Kafka, an open port is one that serves: a client would get a closed connection. It
+    needs three nodes that start one after the other."""
+    cluster = ShoalCluster(tmp_path, configs=CALM)
+    try:
+        first = cluster.nodes[1]
+        first.launch()
+        eventually(lambda: is_open(cluster.controllers[1]), timeout_s=60, what="the quorum's port")
+        assert not is_open(cluster.addresses[1])
+        cluster.nodes[2].launch()
+        first.wait()
+        assert is_open(cluster.addresses[1])
+        assert cluster.metadata(1).brokers
+        assert not [line for line in first.log if "connection closed" in line]
+    finally:
+        cluster.stop()

@@ -15,18 +15,19 @@ from conditions import eventually
 from exactly_once_worker import Copier
 from servers import ShoalProcess
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import GroupConsumer, IndividualCommit, Reader, Reset, starts
+from shoal.client.consume.consumer import GroupConsumer, IndividualCommit, Reader
+from shoal.client.consume.fetcher import Isolation
+from shoal.client.consume.start_offsets import Reset, find_start_offsets
 from shoal.client.errors import TransactionAbortable
-from shoal.client.fetcher import Isolation
+from shoal.client.net.cluster import TopicPartition
 from shoal.record.records import build_batch
 from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shoal.client.consumer import ConsumedRecord
-    from shoal.client.transactional_producer import TransactionalProducer
+    from shoal.client.consume.consumer import Record
+    from shoal.client.produce.transactional import TransactionalProducer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cooperative.md"
 KEYS = 20
@@ -73,7 +74,7 @@ class Side:
 
     def __init__(self, consumer: GroupConsumer, producer: TransactionalProducer) -> None:
         self.consumer, self.producer = consumer, producer
-        self.records: list[ConsumedRecord] = []
+        self.records: list[Record] = []
 
     @classmethod
     async def join(cls, client: Client, source: str, name: str) -> Side:
@@ -126,7 +127,7 @@ async def copies(client: Client, target: str) -> list[tuple[bytes | None, int]]:
 async def values(client: Client, target: str) -> list[tuple[bytes | None, bytes]]:
     """Key and value of the committed records, up to an open transaction."""
     where = TopicPartition(target, 0)
-    (end,) = (await starts(client.cluster, [where], Reset.LATEST)).values()
+    (end,) = (await find_start_offsets(client.cluster, [where], Reset.LATEST)).values()
     reader = Reader(client.cluster, {where: 0}, isolation=Isolation.READ_COMMITTED)
     found: list[tuple[bytes | None, bytes]] = []
     while reader.positions[where] < end and (some := list(await reader.poll(500))):

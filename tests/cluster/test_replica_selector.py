@@ -11,8 +11,8 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from shoal.client.batches import decode
 from shoal.client.client import Client
+from shoal.client.net.batches import decode
 from shoal.client.settings import Settings
 from shoal.record.key_ranges import KeyRanges
 from wireclient import WireClient
@@ -47,8 +47,8 @@ def test_ranges_are_read_in_the_rack_and_from_the_leader_otherwise(cluster: Shoa
 
     async def values(topic: str, rack: str) -> list[bytes]:
         properties = {"client.rack": rack} if rack else {}
-        async with Client(Settings.of(cluster.bootstrap, properties)) as client:
-            chunks = client.fetcher.range(topic, 0, 0, RECORDS - 1, chunk_bytes=500)
+        async with Client(Settings.from_bootstrap(cluster.bootstrap, properties)) as client:
+            chunks = client.fetcher.fetch_range(topic, 0, 0, RECORDS - 1, chunk_bytes=500)
             return [r.value or b"" async for chunk in chunks for r in chunk.records()]
 
     for rack, reads in (("b", 2), ("", 1), ("elsewhere", 1)):
@@ -124,7 +124,7 @@ def check_key_ranges(bootstrap: str) -> None:
     """A follower also leaves out records of other key ranges, up to its high watermark."""
     found = []
     with WireClient(bootstrap) as client:
-        for ranges in (KeyRanges.part(1, 2), KeyRanges.part(2, 2)):
+        for ranges in (KeyRanges.from_part(1, 2), KeyRanges.from_part(2, 2)):
             asked = {"key_ranges": [{"first_hash": a, "last_hash": b} for a, b in ranges]}
             part = eventually(
                 lambda asked=asked: (
@@ -133,6 +133,6 @@ def check_key_ranges(bootstrap: str) -> None:
                 )
             )
             sent = [r.offset for r in decode(bytes(part.records))]
-            assert all(ranges.holds(None, offset) for offset in sent)
+            assert all(ranges.has_record(None, offset) for offset in sent)
             found += sent
     assert sorted(found) == list(range(RECORDS))

@@ -21,7 +21,7 @@ from histories import History
 from queues import Queue
 from share_worker import Member
 from shoal.client.client import SyncClient
-from shoal.log.uuids import uuid_text
+from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Group:
         if role == "state coordinator":
             topics = self.cluster.metadata(asked).topics
             (id,) = [t.topic_id for t in topics if t.name == self.queue.topic]
-            kind, key = SHARE_KEY, f"{self.queue.group}:{uuid_text(id)}:0"
+            kind, key = SHARE_KEY, f"{self.queue.group}:{format_uuid(id)}:0"
         body = {"key_type": kind, "coordinator_keys": [key]}
         (row,) = self.cluster.ask(asked, ApiKey.FIND_COORDINATOR, body).coordinators
         assert row.error_code == 0, row

@@ -16,9 +16,9 @@ from conditions import eventually
 from confluent_kafka import Consumer, Producer
 from machine import lacking
 from queues import Queue
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError
-from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 

@@ -15,9 +15,11 @@ from conditions import eventually
 from lossy_proxy import LossyProxy
 from ports import free_ports
 from servers import ShoalProcess
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import GroupConsumer, IndividualCommit, Reader, Reset
+from shoal.client.consume.consumer import GroupConsumer, IndividualCommit, Reader
+from shoal.client.consume.fetcher import Isolation
+from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import (
     ApplicationRecoverable,
     InvalidConfiguration,
@@ -26,9 +28,8 @@ from shoal.client.errors import (
     TransactionError,
     expect,
 )
-from shoal.client.fetcher import Isolation
-from shoal.client.topics import NewTopic
-from shoal.client.transactional_producer import GroupMetadata, State
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.produce.transactional import GroupMetadata, ProducerTransactionState
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
@@ -36,7 +37,7 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shoal.client.consumer import ConsumedRecord
+    from shoal.client.consume.consumer import Record
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cooperative.md"
 RECORDS = 10
@@ -70,8 +71,8 @@ async def joined(client: Client, topic: str) -> GroupConsumer:
     )
 
 
-async def polled(consumer: GroupConsumer, count: int = RECORDS) -> list[ConsumedRecord]:
-    found: list[ConsumedRecord] = []
+async def polled(consumer: GroupConsumer, count: int = RECORDS) -> list[Record]:
+    found: list[Record] = []
     async with asyncio.timeout(60):
         while len(found) < count:
             found.extend(await consumer.poll(100))
@@ -119,10 +120,10 @@ def test_records_are_finished_by_the_commit(broker: ShoalProcess) -> None:
             with pytest.raises(TransactionAbortable, match="offset 7 is finished already"):
                 async with producer.transaction():
                     await producer.send_finished(consumer, records[6:8])
-            assert producer.state is State.READY
+            assert producer.state is ProducerTransactionState.READY
             async with producer.transaction():
                 await producer.send_finished(consumer, [records[6]])
-            consumer.finished(records[2])
+            consumer.finish(records[2])
             await becomes(client, "orders", (2, "5-7"))
             await consumer.close()
             assert await committed(client, "orders") == (3, "5-7")
@@ -277,14 +278,16 @@ def test_errors_of_the_coordinator(
             proxy.refuse[ApiKey.END_TXN] = list(codes)
             if error is None:
                 await producer.commit()
-                assert producer.state is State.READY
+                assert producer.state is ProducerTransactionState.READY
             else:
                 with pytest.raises(error) as caught:
                     await producer.commit()
                 assert type(caught.value) is error
                 assert caught.value.code is codes[0]
                 final = error is not TransactionAbortable
-                assert producer.state is (State.ENDED if final else State.FAILED)
+                assert producer.state is (
+                    ProducerTransactionState.ENDED if final else ProducerTransactionState.FAILED
+                )
             assert not proxy.refuse[ApiKey.END_TXN]
 
     asyncio.run(main())

@@ -1,5 +1,5 @@
 // Kafka's StandardAuthorizer answers questions about access control entries:
-// tests/compat/test_authorizer_against_kafka.py starts this.
+// tests/compat/oracles/test_authorizer.py starts this.
 //
 // Lines of standard input, their words separated by tabs:
 //   new SUPER_USERS ALLOW_IF_NO_ACL   an authorizer without entries
@@ -25,7 +25,7 @@ import org.apache.kafka.common.resource.ResourcePattern;
 import org.apache.kafka.common.resource.ResourceType;
 import org.apache.kafka.common.security.auth.KafkaPrincipal;
 import org.apache.kafka.common.security.auth.SecurityProtocol;
-import org.apache.kafka.common.utils.SecurityUtils;
+import org.apache.kafka.common.utils.internals.SecurityUtils;
 import org.apache.kafka.metadata.authorizer.StandardAcl;
 import org.apache.kafka.metadata.authorizer.StandardAuthorizer;
 import org.apache.kafka.server.authorizer.Action;
@@ -91,8 +91,8 @@ public class AuthorizerOracle {
     }
 
     private static StandardAcl acl(String[] words) throws Exception {
-        String host = words[5].equals("*")
-            ? "*" : InetAddress.getByName(words[5]).getHostAddress();
+        String host = words[5].equals("*") || words[5].contains("/")
+            ? words[5] : InetAddress.getByName(words[5]).getHostAddress();
         return new StandardAcl(
             ResourceType.fromCode(Byte.parseByte(words[1])),
             words[2],

@@ -1,5 +1,5 @@
 // Uses Kafka's clients of each kind once, so that their classes are loaded: for
-// tests/class_archives.py. Arguments: bootstrap and a directory for a Streams application's state.
+// tests/support/class_archives.py. Arguments: bootstrap and a directory for a Streams application's state.
 
 import java.time.Duration;
 import java.util.List;
@@ -16,7 +16,7 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
-import org.apache.kafka.common.utils.Exit;
+import org.apache.kafka.common.utils.internals.Exit;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.kstream.Consumed;

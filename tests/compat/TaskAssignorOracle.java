@@ -1,5 +1,5 @@
 // Kafka's StickyTaskAssignor assigns the tasks of random streams groups:
-// tests/compat/test_task_assignor_against_kafka.py starts this.
+// tests/compat/oracles/test_task_assignor.py starts this.
 //
 // Lines of standard input, their words separated by blanks:
 //   group STANDBY_REPLICAS      a group begins
@@ -19,11 +19,12 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
-import org.apache.kafka.coordinator.group.streams.assignor.AssignmentMemberSpec;
+import org.apache.kafka.coordinator.group.api.streams.assignor.MemberAssignment;
+import org.apache.kafka.coordinator.group.api.streams.assignor.TopologyDescriber;
+import org.apache.kafka.coordinator.group.streams.assignor.AssignmentConfigsImpl;
 import org.apache.kafka.coordinator.group.streams.assignor.GroupSpecImpl;
-import org.apache.kafka.coordinator.group.streams.assignor.MemberAssignment;
+import org.apache.kafka.coordinator.group.streams.assignor.MemberMetadataAndStateImpl;
 import org.apache.kafka.coordinator.group.streams.assignor.StickyTaskAssignor;
-import org.apache.kafka.coordinator.group.streams.assignor.TopologyDescriber;
 
 public class TaskAssignorOracle {
     record Subtopology(int tasks, boolean stateful) { }
@@ -63,26 +64,26 @@ public class TaskAssignorOracle {
         StickyTaskAssignor assignor = new StickyTaskAssignor();
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in));
         StringBuilder output = new StringBuilder();
-        Map<String, AssignmentMemberSpec> members = new HashMap<>();
+        Map<String, MemberMetadataAndStateImpl> members = new HashMap<>();
         TreeMap<String, Subtopology> subtopologies = new TreeMap<>();
-        String replicas = "0";
+        int replicas = 0;
         for (String line = input.readLine(); line != null; line = input.readLine()) {
             String[] words = line.split(" ");
             switch (words[0]) {
                 case "group" -> {
                     members = new HashMap<>();
                     subtopologies = new TreeMap<>();
-                    replicas = words[1];
+                    replicas = Integer.parseInt(words[1]);
                 }
                 case "subtopology" -> subtopologies.put(
                     words[1],
                     new Subtopology(Integer.parseInt(words[2]), Boolean.parseBoolean(words[3])));
-                case "member" -> members.put(words[1], new AssignmentMemberSpec(
-                    Optional.empty(), Optional.empty(), tasks(words[3]), tasks(words[4]), Map.of(),
-                    words[2], Map.of(), Map.of(), Map.of()));
+                case "member" -> members.put(words[1], new MemberMetadataAndStateImpl(
+                    Optional.empty(), Optional.empty(), words[2], Map.of(), tasks(words[3]),
+                    tasks(words[4]), Map.of(), Map.of(), Map.of()));
                 default -> {
                     Map<String, MemberAssignment> assigned = assignor.assign(
-                        new GroupSpecImpl(members, Map.of("num.standby.replicas", replicas)),
+                        new GroupSpecImpl(members, new AssignmentConfigsImpl(replicas, List.of())),
                         new Topology(subtopologies)).members();
                     new TreeMap<>(assigned).forEach((id, one) -> output.append(id).append(' ')
                         .append(text(one.activeTasks())).append(' ')

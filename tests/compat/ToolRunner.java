@@ -1,4 +1,4 @@
-// Runs Kafka's command-line tools one after the other in one JVM, for tests/tool_runner.py.
+// Runs Kafka's command-line tools one after the other in one JVM, for tests/support/tool_runner.py.
 //
 // Each line of standard input is a call: the class of the tool and its words, each in Base64, with
 // blanks between them. Each line of standard output is what came of it: the exit status, the output
@@ -15,7 +15,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Base64;
 import java.util.List;
-import org.apache.kafka.common.utils.Exit;
+import org.apache.kafka.common.utils.internals.Exit;
 
 public class ToolRunner {
     /** Ends the thread of a tool that exits. */

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from report import show
 from results import Results
-from unit.test_bench_pages import found_of
+from unit.tools.test_bench_pages import found_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,7 +28,7 @@ class Release:
         self.cluster = cluster
         self.namespace = NAMESPACE
 
-    def install(self, **values: Any) -> None:
+    def install(self, name: str = NAME, **values: Any) -> None:
         """Install or upgrade with exactly these values; return when its pods are ready."""
         # A cluster that stayed up may run an operator of the same tag from an older tree.
         built = {"built": images.archive("operator").stem}
@@ -38,11 +38,11 @@ class Release:
         settings = [f"--set-json={k.replace('__', '.')}={json.dumps(v)}" for k, v in values.items()]
         where = (f"--namespace={NAMESPACE}", "--create-namespace", "--wait", "--timeout=90s")
         # Without it, helm reuses the former values if none are given.
-        self.cluster.helm("upgrade", "--install", "--reset-values", NAME, CHART, *where, *settings)
+        self.cluster.helm("upgrade", "--install", "--reset-values", name, CHART, *where, *settings)
 
-    def uninstall(self) -> None:
+    def uninstall(self, name: str = NAME) -> None:
         where = (f"--namespace={NAMESPACE}", "--wait", "--timeout=90s", "--ignore-not-found")
-        self.cluster.helm("uninstall", NAME, *where)
+        self.cluster.helm("uninstall", name, *where)
 
     def pods(self) -> list[str]:
         """The names of the operator's pods that are not terminating."""

@@ -245,6 +245,10 @@ def queue_topic(name: str = "jobs", **spec: Any) -> Manifest:
     return _resource("QueueTopic", name, {"cluster": "main", "partitions": 2, **spec})
 
 
+def queue_rebalance(name: str = "spread", **spec: Any) -> Manifest:
+    return _resource("QueueRebalance", name, {"cluster": "main", "mode": "Full", **spec})
+
+
 def share_group(name: str = "workers", **spec: Any) -> Manifest:
     return _resource(
         "ShareGroup",
@@ -288,7 +292,7 @@ CONSUME = """
 import asyncio, os, signal, sys
 from shoal.client.client import Client
 from shoal.client.settings import Settings
-from shoal.client.share import AcknowledgeType, AcquireMode
+from shoal.client.share.member import AcknowledgeType, AcquireMode
 
 async def main():
     pause, stop = 1 / int(sys.argv[1]), asyncio.Event()

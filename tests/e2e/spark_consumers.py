@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from e2e.cluster import images
 from e2e.resources import Resources, queue_topic, share_group
-from shoal.client.exposition import samples
+from shoal.monitoring.exposition import parse_samples
 
 JOB = Path(__file__).with_name("spark_job.py")
-#: Twice the partitions.
-EXECUTORS_MAX = 4
 PARTITIONS = 2
+#: More than the partitions.
+EXECUTORS_MAX = 3
+ARGUMENTS = ["--results=done", "--topics=$(TOPICS)", "--group=$(GROUP_ID)"]
 #: The bound from the group's locks; a batch takes ten seconds or less.
 RECORDS_PER_TRIGGER = 4000
 #: Small and quick to start, so that a driver and all executors fit on a laptop.
@@ -32,7 +31,7 @@ def spark(**more: object) -> dict[str, object]:
         "image": images.tag("spark"),
         "imagePullPolicy": "Never",
         "mainApplicationFile": "local:///opt/job/spark_job.py",
-        "arguments": ["--results=done", "--topics=$(TOPICS)", "--group=$(GROUP_ID)"],
+        "arguments": ARGUMENTS,
         "minExecutors": 0,
         "maxExecutors": EXECUTORS_MAX,
         "maxRecordsPerTrigger": RECORDS_PER_TRIGGER,
@@ -75,7 +74,7 @@ def stored(queue: Resources, topic: str) -> int:
     one."""
     pod = f"/api/v1/namespaces/{queue.namespace}/pods/main-broker-0:9404/proxy/metrics"
     scraped = queue.kubectl("get", "--raw", pod, check=False)
-    found = samples(scraped.stdout, [END_OFFSET], zeros=[END_OFFSET])
+    found = parse_samples(scraped.stdout, [END_OFFSET], zeros=[END_OFFSET])
     ends = [int(s.value) for s in found if s.labels["topic"] == topic]
     return sum(ends) if ends else -1
 
@@ -118,28 +117,3 @@ def count_sharing(found: list[Result]) -> int:
 def state(queue: Resources) -> str:
     """Return the SparkApplication's state, as Kubeflow names it."""
     return queue.status("shareconsumer/eaters").get("applicationState", "")
-
-
-@dataclass
-class Samples:
-    """Running executors and finished records over time."""
-
-    seen: list[tuple[float, int, int]] = field(default_factory=list)
-
-    def reached(self, queue: Resources, count: int) -> bool:
-        """Return True if this number of records is finished; raise AssertionError if not."""
-        self.seen.append((time.monotonic(), len(executors(queue)), stored(queue, "done")))
-        lately = [(round(at), *figures) for at, *figures in self.seen[-20:]]
-        assert self.seen[-1][2] >= count, f"second, executors and finished records: {lately}"
-        return True
-
-    @property
-    def most(self) -> int:
-        return max(count for _, count, _ in self.seen)
-
-    def since(self, executors_min: int) -> tuple[float, float]:
-        """Return when this number of executors first ran, by the monotonic clock, and the mean rate
-        in records a second from then to the end. Records finish a batch at a time."""
-        begin, _, before = next(one for one in self.seen if one[1] >= executors_min)
-        end, _, done = self.seen[-1]
-        return begin, (done - before) / max(end - begin, 1e-3)

@@ -11,7 +11,14 @@ from conditions import eventually
 from e2e.cluster.layout import ZONE
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
-from e2e.resources import Manifest, Resources, queue_cluster, queue_topic, share_group
+from e2e.resources import (
+    Manifest,
+    Resources,
+    queue_cluster,
+    queue_rebalance,
+    queue_topic,
+    share_group,
+)
 from e2e.test_listeners import INSIDE, OUTSIDE
 from e2e.test_three_brokers import BROKERS, replicas_of, wait_in_sync
 
@@ -128,11 +135,9 @@ def test_a_pod_comes_takes_its_share_and_leaves(six: Resources) -> None:
     six.produce("jobs", 100)
     six.patch("queuecluster/main", {"spec": {"replicas": 4}})
     six.wait_status("queuecluster/main", brokersReady="8/8")
-    six.patch("queuecluster/main", {"metadata": {"annotations": {"shoal.dev/rebalance": "1"}}})
-    six.wait_status("queuecluster/main", lastRebalance="1")
-    eventually(
-        lambda: {3, 1003} <= {id for row in replicas_of(six, "jobs") for id in row}, timeout_s=60
-    )
+    six.apply(queue_rebalance(approval="Automatic"))
+    six.wait("queuerebalance/spread", timeout_s=120)
+    assert {3, 1003} <= {id for row in replicas_of(six, "jobs") for id in row}
     wait_in_sync(six)
     assert_apart(six)
     six.patch("queuecluster/main", {"spec": {"replicas": 3}})

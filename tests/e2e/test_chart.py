@@ -24,7 +24,7 @@ from shoal.console.kubernetes import PLURALS
 from shoal.console.masks import parse_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 Manifest = dict[str, Any]
 BOTH = (True, False)
@@ -49,9 +49,13 @@ DRAWN = 40
 
 def template(**values: Any) -> list[Manifest]:
     """Return the rendered objects, among them the hook of `helm test`."""
+    return render("shoal", "shoal-system", values)
+
+
+def render(release: str, namespace: str, values: Mapping[str, Any]) -> list[Manifest]:
     words = [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
-    where = ("--namespace=shoal-system", KUBE)
-    text = run(tool("helm"), "template", "shoal", CHART, *where, *words).stdout
+    where = (f"--namespace={namespace}", KUBE)
+    text = run(tool("helm"), "template", release, CHART, *where, *words).stdout
     return [made for made in yaml.safe_load_all(text) if made]
 
 
@@ -164,7 +168,8 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
         on = given[f"workloads.{workload}"]
         assert ((resource, "create") in granted) == on
         assert (f"--without={workload}" in container["args"]) == (not on)
-    for resource in ("rolebindings", "clusterroles"):
+    bound = "roles" if given["watchNamespaces"] else "clusterroles"
+    for resource in ("rolebindings", bound):
         assert any(r == resource for r, _ in granted) == given["workloads.spark"]
     definitions_are_read = given["workloads.spark"] or not given["watchNamespaces"]
     assert (("customresourcedefinitions", "get") in granted) == definitions_are_read
@@ -183,7 +188,7 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
         roles = {n for kind, n, _ in kinds if kind == "Role"}
         assert roles == {"one", "two", "shoal-system"}
     deleted = {"pods", "services", "networkpolicies", "jobs", "statefulsets"}
-    deleted |= {"rolebindings"} if given["workloads.spark"] else set()
+    deleted |= {"rolebindings", "sparkapplications"} if given["workloads.spark"] else set()
     routes = {"ingresses", "tlsroutes"}
     assert {r for r, verb in granted if verb == "delete"} - routes == deleted
     assert any(m["kind"] == "NetworkPolicy" for m in made) == given["networkPolicy"]["enabled"]
@@ -221,6 +226,7 @@ def test_workloads_of_others_are_scaled_and_not_changed(on: bool) -> None:
     expected = {("deployments/scale", verb) for verb in ("get", "patch")} if on else set()
     assert of_deployments == expected
     assert (("statefulsets/scale", "patch") in granted) == on
+    assert {verb for r, verb in granted if r == "workloads"} == {"list"}, "Kueue's"
     assert (("pods", "patch") in granted) == on
 
 
@@ -426,3 +432,108 @@ def test_artifact_hub_shows_the_icon_and_the_definitions() -> None:
     assert {(c["name"], c["kind"]) for c in shown} == made
     examples = yaml.safe_load(about["annotations"]["artifacthub.io/crdsExamples"])
     assert {e["kind"] for e in examples} <= {kind for _, kind in made}
+
+
+def test_names_accounts_and_roles_may_come_from_elsewhere() -> None:
+    made = template(fullnameOverride="queues", **{"serviceAccount.annotations": {"cloud": "role"}})
+    of_operator = [m for m in made if m["kind"] in ("Deployment", "Service", "NetworkPolicy")]
+    assert {m["metadata"]["name"] for m in of_operator} == {"queues"}
+    (account,) = (m for m in made if m["kind"] == "ServiceAccount")
+    assert account["metadata"]["annotations"] == {"cloud": "role"}
+    assert account["metadata"]["name"] == "queues"
+    made = template(nameOverride="broker-operator", **{"rbac.create": False})
+    assert ("Deployment", "shoal-system", "shoal-broker-operator") in named(made)
+    assert not [m for m in made if "rbac" in m["apiVersion"]]
+    made = template(serviceAccount={"create": False, "name": "given"})
+    assert not [m for m in made if m["kind"] == "ServiceAccount"]
+    bindings = [m for m in made if m["kind"].endswith("Binding")]
+    assert {s["name"] for m in bindings for s in m["subjects"]} == {"given"}
+    (operator,) = (m for m in made if m["kind"] == "Deployment")
+    assert operator["spec"]["template"]["spec"]["serviceAccountName"] == "given"
+    with pytest.raises(ClusterError, match=r"serviceAccount\.name is missing"):
+        template(**{"serviceAccount.create": False})
+
+
+@pytest.mark.parametrize(
+    ("watched", "kind", "places"),
+    [(["a", "b"], "Role", ["a", "b"]), ([], "ClusterRole", [None])],
+)
+def test_the_role_of_drivers_outlives_the_release(
+    watched: list[str], kind: str, places: list[str | None]
+) -> None:
+    """A RoleBinding refers to it, which cannot change."""
+    for made in (
+        render("one", "here", {"watchNamespaces": watched}),
+        render("two", "there", {"watchNamespaces": watched, "fullnameOverride": "queues"}),
+    ):
+        roles = [m for m in made if m["metadata"]["name"] == "shoal-spark-driver"]
+        assert {role["kind"] for role in roles} == {kind}
+        assert [role["metadata"].get("namespace") for role in roles] == places
+        (operator,) = (m for m in made if m["kind"] == "Deployment")
+        (container,) = operator["spec"]["template"]["spec"]["containers"]
+        assert {"name": "SHOAL_DRIVER_ROLE_KIND", "value": kind} in container["env"]
+        bound = [
+            (m["kind"], rule["resources"], rule["resourceNames"])
+            for m in made
+            for rule in m.get("rules", [])
+            if "bind" in rule["verbs"]
+        ]
+        assert bound == [(kind, [f"{kind.lower()}s"], ["shoal-spark-driver"])] * len(places)
+
+
+def test_labels_and_annotations_are_added_and_replace_none_of_the_charts() -> None:
+    of_team = {"team": "queues", "app.kubernetes.io/name": "mine"}
+    more = {"podLabels": {"mesh": "off"}, "annotations": {"reloader": "on"}}
+    made = template(commonLabels=of_team, **more, **USER, **OPEN, watchNamespaces=["one"])
+    for manifest in made:
+        labels = manifest["metadata"]["labels"]
+        is_test = manifest["metadata"]["name"].endswith("-test")
+        assert is_test or labels["team"] == "queues", manifest["metadata"]["name"]
+        assert labels["app.kubernetes.io/name"] != "mine"
+    operator = named(made)["Deployment", "shoal-system", "shoal-operator"]
+    assert operator["metadata"]["annotations"] == {"reloader": "on"}
+    pod_labels = operator["spec"]["template"]["metadata"]["labels"]
+    assert (pod_labels["team"], pod_labels["mesh"]) == ("queues", "off")
+    assert operator["spec"]["selector"]["matchLabels"].items() <= pod_labels.items()
+    assert "team" not in operator["spec"]["selector"]["matchLabels"]
+
+
+def test_the_pods_are_placed_and_secured_as_the_values_say() -> None:
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own = {"labelSelector": {"matchLabels": {"a": "b"}}}
+    values: dict[str, Any] = {
+        "topologySpreadConstraints": [spread, {**spread, **own}],
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["192.0.2.1"]},
+        "podSecurityContext": {"runAsUser": 2000, "fsGroup": 7},
+        "containerSecurityContext": {"seccompProfile": {"type": "Localhost"}},
+        "logLevel": "DEBUG",
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    }
+    made = named(template(**values, **USER))
+    operator = made["Deployment", "shoal-system", "shoal-operator"]["spec"]
+    pod = operator["template"]["spec"]
+    first, second = pod["topologySpreadConstraints"]
+    assert first == {**spread, "labelSelector": operator["selector"]}
+    assert second == {**spread, **own}
+    assert (pod["dnsPolicy"], pod["dnsConfig"]) == ("None", {"nameservers": ["192.0.2.1"]})
+    (container,) = pod["containers"]
+    assert "--log-level=DEBUG" in container["args"]
+    assert values["extraEnv"][0] in container["env"]
+    console = made["Deployment", "shoal-system", "shoal-console"]["spec"]["template"]["spec"]
+    hook = made["Pod", "shoal-system", "shoal-operator-test"]["spec"]
+    for each in (pod, console, hook):
+        context = each["securityContext"]
+        assert (context["runAsUser"], context["fsGroup"]) == (2000, 7)
+        assert context["runAsNonRoot"] is True
+        context = each["containers"][0]["securityContext"]
+        assert context["seccompProfile"] == {"type": "Localhost"}
+        assert context["readOnlyRootFilesystem"] is True
+
+
+def test_without_values_no_field_is_there_that_means_nothing() -> None:
+    (operator,) = (m for m in template() if m["kind"] == "Deployment")
+    assert "annotations" not in operator["metadata"]
+    pod = operator["spec"]["template"]["spec"]
+    assert pod.keys().isdisjoint({"topologySpreadConstraints", "dnsPolicy", "dnsConfig"})
+    assert "--log-level=INFO" in pod["containers"][0]["args"]

@@ -9,6 +9,7 @@ import datetime
 import json
 import threading
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,10 @@ from e2e.cluster.backend import tool
 from e2e.cluster.commands import run
 from e2e.cluster.layout import ClusterError
 from e2e.release import CHART, KUBE
-from shoal_operator.scope import HELD_SECONDS, WATCHES
+from shoal_operator.kube.scope import HELD_SECONDS, WATCHES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 GROUP = "coordination.k8s.io/v1"
 LEASES = {"name": "leases", "namespaced": True, "kind": "Lease", "verbs": ["get", "list"]}
@@ -86,24 +87,29 @@ def lease(
     return {"apiVersion": GROUP, "kind": "Lease", "metadata": meta, "spec": spec}
 
 
+NODE: dict[str, Any] = {"metadata": {"name": "node", "namespace": "kube-node-lease"}, "spec": {}}
+
+
 @pytest.mark.parametrize(
-    ("found", "watched", "refused"),
+    ("make_lease", "watched", "refused"),
     [
-        (lease(), [], True),
-        (lease(), ["a"], True),
-        (lease(watches="a,b"), [], True),
-        (lease(watches="a,b"), ["b", "c"], True),
-        (lease(watches="a,b"), ["c"], False),
+        (partial(lease), [], True),
+        (partial(lease), ["a"], True),
+        (partial(lease, watches="a,b"), [], True),
+        (partial(lease, watches="a,b"), ["b", "c"], True),
+        (partial(lease, watches="a,b"), ["c"], False),
         # An upgrade of the same release, one that was uninstalled, and one that crashed.
-        (lease("two"), [], False),
-        (lease(holder=""), [], False),
-        (lease(age_s=HELD_SECONDS + 1), [], False),
-        ({"metadata": {"name": "node", "namespace": "kube-node-lease"}, "spec": {}}, [], False),
+        (partial(lease, "two"), [], False),
+        (partial(lease, holder=""), [], False),
+        (partial(lease, age_s=HELD_SECONDS + 1), [], False),
+        (lambda: NODE, [], False),
     ],
 )
-def test_a_second_release_is_refused(found: Any, watched: list[str], refused: bool) -> None:
+def test_a_second_release_is_refused(
+    make_lease: Callable[[], dict[str, Any]], watched: list[str], refused: bool
+) -> None:
     """Unless the two watch disjoint namespaces."""
-    with api_server(found, installed=True) as url:
+    with api_server(make_lease(), installed=True) as url:
         if not refused:
             assert "kind: Deployment" in render(url, watched)
             return

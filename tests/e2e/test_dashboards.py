@@ -1,6 +1,6 @@
 """Every panel of the dashboard for scaling shows something: Prometheus scrapes the operator.
 
-`tests/compat/test_dashboards.py` has the dashboards for brokers.
+`tests/compat/pages/test_dashboards.py` has the dashboards for brokers.
 """
 
 from __future__ import annotations

@@ -6,22 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from e2e.resources import queue_cluster, queue_topic
+from e2e.resources import queue_cluster, queue_rebalance, queue_topic
 from e2e.test_three_brokers import replicas_of
 
 if TYPE_CHECKING:
     from e2e.resources import Resources
 
 RESOURCE = "queuerebalance/spread"
-
-
-def rebalance(**spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "shoal.dev/v1beta1",
-        "kind": "QueueRebalance",
-        "metadata": {"name": "spread"},
-        "spec": {"cluster": "main", "mode": "Full", **spec},
-    }
 
 
 @pytest.mark.parametrize(
@@ -43,7 +34,7 @@ def rebalance(**spec: Any) -> dict[str, Any]:
 def test_the_api_server_refuses_what_cannot_work(
     queue: Resources, spec: dict[str, Any], words: str
 ) -> None:
-    assert words in queue.refusal(rebalance(**spec))
+    assert words in queue.refusal(queue_rebalance(**spec))
 
 
 def test_a_broker_gets_replicas_and_leaves_again(resources: Resources) -> None:
@@ -54,7 +45,7 @@ def test_a_broker_gets_replicas_and_leaves_again(resources: Resources) -> None:
     resources.patch("queuecluster/main", {"spec": {"replicas": 4}})
     resources.wait_status("queuecluster/main", brokersReady="4/4")
     before = replicas_of(resources, "jobs")
-    resources.apply(rebalance(mode="AddBrokers", brokers=[3], throttle="50Mi"))
+    resources.apply(queue_rebalance(mode="AddBrokers", brokers=[3], throttle="50Mi"))
     wait = ("wait", "--for=condition=ProposalReady", RESOURCE, "--timeout=60s")
     resources.kubectl(*wait)
     found = resources.status(RESOURCE)["proposal"]

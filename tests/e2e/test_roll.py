@@ -147,11 +147,11 @@ def test_an_annotation_of_a_service_rolls_nothing(queue: Resources) -> None:
 READ_LEVEL = """
 import asyncio
 from shoal.client.client import Client
-from shoal.client.configs import Resource, ResourceType
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.settings import Settings
 
 async def main():
-    own = Resource(ResourceType.BROKER_LOGGER, "0")
+    own = ConfigResource(ConfigResourceType.BROKER_LOGGER, "0")
     async with Client(Settings.from_environment()) as client:
         found = await client.admin.configs.describe([own], keys=["shoal.server.audit"])
         print(found[own]["shoal.server.audit"].value)

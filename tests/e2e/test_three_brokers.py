@@ -14,7 +14,7 @@ import pytest
 from conditions import ceiling, eventually, stopwatch
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
-from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+from e2e.resources import Resources, queue_cluster, queue_rebalance, queue_topic, share_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,10 +177,9 @@ def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:
     three.produce("jobs", 100)
     three.patch("queuecluster/main", {"spec": {"replicas": 4}})
     three.wait_status("queuecluster/main", brokersReady="4/4")
-    three.patch("queuecluster/main", {"metadata": {"annotations": {"shoal.dev/rebalance": "1"}}})
-    three.wait_status("queuecluster/main", lastRebalance="1")
-    three.wait_event("QueueCluster", "main", "Rebalance")
-    eventually(lambda: any(3 in r for r in replicas_of(three, "jobs")), timeout_s=60)
+    three.apply(queue_rebalance(approval="Automatic"))
+    three.wait("queuerebalance/spread", timeout_s=120)
+    assert any(3 in r for r in replicas_of(three, "jobs"))
     wait_in_sync(three)
     three.patch("queuecluster/main", {"spec": {"replicas": 3}})
     three.kubectl("wait", "--for=delete", "pod/main-broker-3", "--timeout=120s")

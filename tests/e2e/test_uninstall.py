@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING
 
 from conditions import eventually
-from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+from e2e.release import NAMESPACE
+from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
+from e2e.spark_consumers import spark
 
 if TYPE_CHECKING:
     from e2e.release import Release
@@ -29,6 +32,36 @@ def test_uninstall_and_reinstall_over_kept_data(queue: Resources, release: Relea
     assert queue.uid("pod/main-broker-0") == before
     queue.wait_status("sharegroup/workers", lag=40)
     assert len(set(queue.share_consume("jobs", "workers", "-n", "40"))) == 40
+
+
+def test_a_release_of_another_name_finds_drivers_as_they_were(
+    queue: Resources, release: Release
+) -> None:
+    """Their binding keeps its role, and the address of the operator is no part of their pods."""
+    queue.apply(queue_topic(), share_group(), share_consumer(spark=spark(), replicas=0))
+    binding, account = "rolebinding/eaters-driver", f"{queue.namespace}:eaters-driver"
+    eventually(lambda: queue.find(binding), timeout_s=60)
+    before = queue.uid(binding)
+    asked = ("auth", "can-i", "create", "pods", f"--as=system:serviceaccount:{account}")
+
+    def may_run_executors() -> bool:
+        return queue.kubectl(*asked, check=False).stdout.strip() == "yes"
+
+    def get_url() -> str:
+        return base64.b64decode(queue.get("secret/eaters-scale")["data"]["url"]).decode()
+
+    assert may_run_executors()
+    assert get_url().startswith(f"http://shoal-operator.{NAMESPACE}.svc:")
+    release.uninstall()
+    try:
+        assert not may_run_executors(), "the role is part of the chart"
+        release.install("queues")
+        assert may_run_executors()
+        eventually(lambda: get_url().startswith(f"http://queues-operator.{NAMESPACE}."))
+        assert queue.uid(binding) == before
+    finally:
+        release.uninstall("queues")
+        release.install()
 
 
 def test_a_deleted_cluster_leaves_its_volume_to_the_next(queue: Resources) -> None:

@@ -1,13 +1,22 @@
 """Attackers one after the other and together, and a quiet client beside them.
 
 The bar: while the quiet client waits for an answer, the broker spends at most `TURN_S` of CPU time
-on all others; its memory returns; nobody is fenced. CPU time depends little on what else runs on
-the machine. `make hostile` runs everything, `make test` a part of each attack.
+on one attacker, and `TURN_TOGETHER_S` on all; its memory returns; nobody is fenced. CPU time
+depends little on what else runs on the machine. A whole attack also keeps the client waiting for at
+most `WAIT_S` by the clock, without the time for which the kernel had no core for the broker or the
+client: the attackers and other processes take the same cores. `make hostile` runs everything,
+`make test` a part of each attack.
 """
 
 from __future__ import annotations
 
-import threading
+import os
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import permissions
@@ -21,9 +30,12 @@ from attackers import (
     send_and_wait,
 )
 from conditions import eventually
+from kio.static.constants import EntityType
+from large_requests import find_arrays, make_large_requests, make_longest_request
 from ports import free_ports
 from quiet_clients import QuietClient
 from servers import ShoalProcess
+from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.server.handlers import HANDLERS
 from wireclient import WireClient
@@ -31,13 +43,25 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shoal.server.network.api import Api
+
 #: The longest turn of the event loop, in seconds of CPU time.
 TURN_S = 0.1
-#: How often a single request has to take longer: on a busy machine the same work takes up to twice
-#: as much CPU time.
+#: The same for all attackers together. Before the loop comes to the quiet client again, it handles
+#: a request or a piece of one for each of some 30 attackers, and each takes some milliseconds.
+TURN_TOGETHER_S = 0.5
+#: The longest wait by the clock, for which no core was missing, in seconds: for the broker's disk,
+#: for instance.
+WAIT_S = 1.0
+#: How often a single request, or an attack, has to take longer: on a busy machine the same work
+#: takes up to twice as much CPU time.
 ATTEMPTS = 3
 #: What an attack may leave behind, in megabytes.
 MEMORY_MB = 20
+#: What a broker may have in memory at the worst moment of all attacks, in megabytes.
+PEAK_MB = 600
+#: From this part on, an attack is whole: the attackers together have half of it each.
+WHOLE_PART = 0.5
 NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 #: A part of each attack, or all of it.
 PARTS = [pytest.param(0.1, id="short"), pytest.param(1.0, id="whole", marks=NIGHTLY)]
@@ -54,6 +78,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,{LOGINS}:SASL_PLAINTEXT",
         "inter.broker.listener.name": "PLAINTEXT",
         "auto.create.topics.enable": "false",
+        "log.cleaner.backoff.ms": "100",
         "delegation.token.secret.key": "secret of the test",
         f"listener.name.{LOGINS.lower()}.sasl.enabled.mechanisms": "SCRAM-SHA-512",
         f"listener.name.{LOGINS.lower()}.scram-sha-512.sasl.jaas.config": (
@@ -74,7 +99,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         admin.create_topic("quiet")
         permissions.grant(admin, permissions.everything(permissions.ADMIN))
     yield Target(broker, f"127.0.0.1:{port}", f"127.0.0.1:{controllers}", 1.0)
+    assert read_peak_mb(broker) < PEAK_MB
     assert broker.stop() == 0, "\n".join(broker.log[-40:])
+
+
+def read_peak_mb(broker: ShoalProcess) -> float:
+    """Return the most memory that a broker has had until now, in megabytes."""
+    status = Path(f"/proc/{broker.pid}/status").read_text()
+    (kilobytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(kilobytes) * 1024 / 1e6
 
 
 @pytest.fixture
@@ -91,27 +124,50 @@ def name_of(key: int) -> str:
     return ApiKey(key).name
 
 
-def check_memory(target: Target, before_mb: float) -> None:
-    """Check that the broker's memory returns to what it was."""
+def check_memory(target: Target, before_mb: float, attack: Callable[[], None]) -> None:
+    """Check that the broker's memory returns to what it was. What an attack leaks, each repetition
+    leaks again; what the allocator keeps in pieces, it uses again."""
 
     def returns() -> bool:
         more_mb = target.broker.resident_mb() - before_mb
         assert more_mb < MEMORY_MB, f"{more_mb:.0f} MB more than before"
         return True
 
-    eventually(returns)
+    for attempts_left in reversed(range(ATTEMPTS)):
+        try:
+            eventually(returns, timeout_s=20 if attempts_left else 60)
+            return
+        except AssertionError:
+            if not attempts_left:
+                raise
+        before_mb = target.broker.resident_mb()
+        attack()
+
+
+def read_longest_turn(target: Target, quiet: QuietClient) -> float:
+    """Return the longest turn in seconds. Together, attackers give the broker's other threads work
+    for all cores, which does not count."""
+    return quiet.longest_s if target.is_alone else quiet.longest_loop_s
 
 
 def check(target: Target, quiet: QuietClient, attack: Callable[[Target], None]) -> None:
     """Attack twice. What the first time leaves in caches and in pages that are used again does not
     count."""
+    turn_s = TURN_S if target.is_alone else TURN_TOGETHER_S
     attack(target)
     before_mb = target.broker.resident_mb()
     attack(target)
-    assert quiet.longest_s <= TURN_S, f"a turn of {quiet.longest_s:.2f} s of CPU time"
+    for _ in range(ATTEMPTS - 1):
+        if read_longest_turn(target, quiet) > turn_s:
+            quiet.reset()
+            attack(target)
+    longest_s = read_longest_turn(target, quiet)
+    assert longest_s <= turn_s, f"a turn of {longest_s:.2f} s of CPU time"
+    if target.part >= WHOLE_PART:
+        assert quiet.longest_wall_s <= WAIT_S, f"a wait of {quiet.longest_wall_s:.2f} s"
     assert quiet.failure is None
     assert not quiet.fenced
-    check_memory(target, before_mb)
+    check_memory(target, before_mb, partial(attack, target))
     assert not [line for line in target.broker.log if "a request failed" in line]
 
 
@@ -126,13 +182,47 @@ def test_an_attacker(
 @pytest.mark.parametrize("part", PARTS)
 def test_all_attackers_together(target: Target, quiet: QuietClient, part: float) -> None:
     def attack(target: Target) -> None:
-        threads = [threading.Thread(target=one, args=(target,)) for one in CATALOGUE]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(CATALOGUE)) as pool:
+            attacks = [pool.submit(one, target) for one in CATALOGUE]
+        for one in attacks:
+            one.result()
 
-    check(target._replace(part=part / 2), quiet, attack)
+    check(target._replace(part=part / 2, is_alone=False), quiet, attack)
+
+
+@pytest.mark.nightly
+def test_a_wait_that_takes_no_cpu_time_is_seen(target: Target, quiet: QuietClient) -> None:
+    """As for a disk. The broker is stopped, for longer than others may have to wait."""
+    os.kill(target.broker.pid, signal.SIGSTOP)
+    end_s = time.monotonic() + 2 * WAIT_S
+    eventually(lambda: time.monotonic() > end_s)
+    os.kill(target.broker.pid, signal.SIGCONT)
+    eventually(lambda: quiet.longest_wall_s > WAIT_S)
+    assert quiet.longest_s <= TURN_S
+
+
+def test_each_api_is_attacked() -> None:
+    """With its largest requests, which are made from its schema: a new API gets them by itself."""
+    marks = vars(test_the_largest_requests_of_an_api)["pytestmark"]
+    (table,) = [mark for mark in marks if mark.name == "parametrize"]
+    assert {*table.args[1], ApiKey.UNREGISTER_BROKER} == set(HANDLERS)
+    for key, row in HANDLERS.items():
+        for version in {row.versions[0], row.versions[-1]}:
+            layout = codec.build_struct(codec.load_entity(key, version, EntityType.request))
+            larges = list(make_large_requests(ApiKey(key), version, entries=20))
+            assert len(larges) == len(list(find_arrays(layout)))
+            for large in larges:
+                read_as_broker(row, version, large.frame)
+            read_as_broker(row, version, make_longest_request(ApiKey(key), version))
+
+
+def read_as_broker(row: Api, version: int, frame: bytes) -> None:
+    """Read a request as a broker does. Raises `WireError` if it is not admitted."""
+    view, header = memoryview(frame), frames.read_request_header(frame, row.versions)
+    if row.read is None:
+        codec.read_request(row.key, version, view, header.body_at)
+    else:
+        row.read(version, view, header.body_at)
 
 
 @pytest.mark.nightly
@@ -162,7 +252,7 @@ def test_the_largest_requests_of_an_api(target: Target, quiet: QuietClient, key:
     assert not slow, f"longest turns in seconds of CPU time: {slow}"
     before_mb = target.broker.resident_mb()
     attack()
-    check_memory(target, before_mb)
+    check_memory(target, before_mb, attack)
     assert not slow, f"longest turns in seconds of CPU time: {slow}"
     assert not closed, "these requests were not admitted, so they show nothing"
     assert quiet.failure is None

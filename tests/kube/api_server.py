@@ -13,23 +13,22 @@ import datetime
 import hashlib
 import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
-from shoal_operator.kube import PLURALS, Kube, KubeError
+from kube.structural import CRDS, LOADER
+from shoal_operator.kube.kube import PLURALS, KubeClient, KubeError
+from shoal_operator.kube.store import Store
 from shoal_operator.model import names
-from shoal_operator.store import Store
 
 Manifest = dict[str, Any]
 KINDS = {plural: kind for kind, plural in PLURALS.items()}
 STAMP = "2026-01-01T00:00:00Z"
-CRDS = Path(__file__).parents[2] / "crds"
 
 
 def _statuses() -> dict[str, Manifest]:
     """Return the default status of each custom kind, from the definitions."""
-    crds = (yaml.safe_load(f.read_text()) for f in sorted(CRDS.glob("*.yaml")))
+    crds = (yaml.load(f.read_text(), Loader=LOADER) for f in sorted(CRDS.glob("*.yaml")))
     return {
         crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"][
             "properties"
@@ -64,8 +63,8 @@ class CrashPoint:
         self.check()
 
 
-class ApiServer(Kube):
-    """`Kube` over objects in memory instead of HTTP."""
+class ApiServer(KubeClient):
+    """`KubeClient` over objects in memory instead of HTTP."""
 
     def __init__(self, crash_point: CrashPoint) -> None:
         self.crash_point = crash_point
@@ -85,6 +84,8 @@ class ApiServer(Kube):
         self.absent: set[str] = set()
         #: Objects that admission denies, by kind and name, with the message.
         self.denied: dict[tuple[str, str], str] = {}
+        #: Fields of a spec that this version of Kubernetes does not have, and drops.
+        self.dropped: set[str] = set()
         #: Objects of which the API server refuses each change, by kind and name.
         self.refused: dict[tuple[str, str], KubeError] = {}
 
@@ -100,7 +101,7 @@ class ApiServer(Kube):
         name = manifest["metadata"]["name"]
         self._write(manifest["kind"], name, copy.deepcopy(manifest), replace_spec=True)
 
-    def find(self, kind: str, name: str) -> Manifest:
+    def find(self, kind: str, name: str) -> Any:
         return self.objects[kind, name]
 
     def all(self, kind: str) -> list[Manifest]:
@@ -114,7 +115,7 @@ class ApiServer(Kube):
         content_type: str = "",
         params: Mapping[str, str] | None = None,
     ) -> Manifest:
-        # Field managers and preconditions have no effect here.
+        # Field managers have no effect here, and the uid as a precondition has none.
         self.crash_point.check()
         if path.startswith("/apis/") and path.count("/") == 3:
             return self._discover(path.removeprefix("/apis/"))
@@ -136,7 +137,7 @@ class ApiServer(Kube):
             raise KubeError(404, f"{name} not found")
         elif verb == "get":
             return copy.deepcopy(self.objects[kind, name])
-        elif verb == "replace" and _version(body) != _version(self.objects[kind, name]):
+        elif have and verb in ("replace", "patch") and self._is_stale(verb, have, body):
             raise KubeError(409, f"{name} has changed")
         elif verb == "delete":
             made = self._delete(kind, name)
@@ -144,6 +145,12 @@ class ApiServer(Kube):
             made = self._patch(kind, name, body, content_type, of_status=more[-1] == "status")
         self.crash_point.count()
         return copy.deepcopy(made)
+
+    @staticmethod
+    def _is_stale(verb: str, have: Manifest, body: Manifest) -> bool:
+        """Whether a change was made to another version. A patch may leave the version out."""
+        version = _version(body) if verb == "replace" or "metadata" in body else ""
+        return (verb == "replace" or bool(version)) and version != _version(have)
 
     def _check(self, kind: str, name: str) -> None:
         if kind in self.absent:
@@ -182,7 +189,7 @@ class ApiServer(Kube):
             self._write(kind, name, {"metadata": {}, **replicas}, merge=True)
             self.crash_point.count()
         have = self.objects[kind, name]
-        selector = names.selector_text(have["spec"]["selector"]["matchLabels"])
+        selector = names.format_selector(have["spec"]["selector"]["matchLabels"])
         return {"spec": {"replicas": have["spec"]["replicas"]}, "status": {"selector": selector}}
 
     def _patch(
@@ -217,6 +224,8 @@ class ApiServer(Kube):
         if replace_spec:
             made.pop("spec", None)
         _merge(made, {"status": body["status"]} if status else body)
+        for field in self.dropped & made.get("spec", {}).keys():
+            del made["spec"][field]
         meta = made["metadata"]
         meta.setdefault("uid", f"uid-{next(self.numbers)}")
         meta.setdefault("creationTimestamp", STAMP)
@@ -233,6 +242,9 @@ class ApiServer(Kube):
 
     def _delete(self, kind: str, name: str) -> Manifest:
         self.deleted.append(f"{kind}/{name}")
+        if self.objects[kind, name]["metadata"].get("finalizers"):
+            stamp = {"metadata": {"deletionTimestamp": STAMP}}
+            return self._write(kind, name, stamp, merge=True)
         gone = self.objects.pop((kind, name))
         for stateful in self.all("StatefulSet"):
             self._control(stateful)
@@ -331,7 +343,8 @@ def _remove(have: Manifest, before: Mapping[str, Any], now: Mapping[str, Any]) -
             _remove(have[key], value, now[key])
 
 
-def resource(kind: str, name: str, **spec: Any) -> Manifest:
+def resource(kind: str, name: str, **spec: Any) -> Any:
+    """Return a resource, which passes for the type of its kind although it may lack fields."""
     meta = {"name": name, "namespace": "n"}
     return {"apiVersion": names.API_VERSION, "kind": kind, "metadata": meta, "spec": spec}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import program
-from kube.api_server import CRDS
+from kube.structural import CRDS
 from machine import lacking
 
 if TYPE_CHECKING:

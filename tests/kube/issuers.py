@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from certificates import Authority, Identity
 from kube.api_server import ApiServer, CrashPoint
-from shoal_operator.kube import KubeError
+from shoal_operator.kube.kube import KubeError
 from shoal_operator.model import cert_manager
 
 if TYPE_CHECKING:

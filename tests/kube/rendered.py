@@ -8,7 +8,7 @@ from typing import Any
 from shoal_operator.model import cluster, listeners
 
 
-def _cluster(**spec: Any) -> dict[str, Any]:
+def _cluster(**spec: Any) -> Any:
     return {
         "kind": "QueueCluster",
         "metadata": {"name": "main", "namespace": "n", "uid": "u"},
@@ -22,7 +22,7 @@ def _cluster(**spec: Any) -> dict[str, Any]:
     }
 
 
-def clusters() -> dict[str, dict[str, Any]]:
+def clusters() -> dict[str, Any]:
     """Return clusters by name: a minimal one, and one with every field."""
     whole = _cluster(
         replicas=4,
@@ -46,10 +46,10 @@ def clusters() -> dict[str, dict[str, Any]]:
     return {"least": _cluster(), "whole": whole}
 
 
-def services(resource: dict[str, Any]) -> listeners.Services:
+def services(resource: Any) -> listeners.Services:
     """Return those Services as an API server would, with ports and addresses."""
     have = {}
-    for number, (name, spec, _) in enumerate(listeners.services(resource)):
+    for number, (name, spec, _) in enumerate(listeners.build_services(resource)):
         ports = [{**port, "nodePort": 31000 + number} for port in spec["ports"]]
         ingress = [{"ip": f"192.0.2.{number}"}]
         have[name] = {
@@ -60,5 +60,5 @@ def services(resource: dict[str, Any]) -> listeners.Services:
     return have
 
 
-def rendered(resource: dict[str, Any]) -> list[dict[str, Any]]:
-    return cluster.manifests(resource, "shoal/broker:1", services(resource))
+def rendered(resource: Any) -> list[dict[str, Any]]:
+    return cluster.build_manifests(resource, "shoal/broker:1", services(resource))

@@ -19,11 +19,10 @@ from identity_providers import AUDIENCE, ISSUER
 from kube.api_server import ApiServer, CrashPoint, Manifest, resource
 from ports import free_ports
 from servers import ShoalProcess
-from shoal_operator import certificates
-from shoal_operator.brokers import Brokers
-from shoal_operator.certificates import KeyPair
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.model import names, node_pools, pod_layout, security
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.model import certificates, names, node_pools, pod_layout, security
+from shoal_operator.model.certificates import KeyPair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +54,7 @@ SCRAPE_TOKEN = "a-token-of-prometheus"
 METRICS = 9404
 
 
-def queue_cluster(jwks_url: str) -> dict[str, Any]:
+def queue_cluster(jwks_url: str) -> Any:
     """Return a QueueCluster that takes tokens of the provider with these keys, too."""
     tokens = {
         "type": "oauthbearer",
@@ -115,7 +114,7 @@ class SecuredPods:
     """The cluster's objects, and the brokers that run from them."""
 
     def __init__(
-        self, folder: Path, cluster: Manifest, *secrets: Manifest, kube: ApiServer | None = None
+        self, folder: Path, cluster: Any, *secrets: Manifest, kube: ApiServer | None = None
     ) -> None:
         """`cluster` is the QueueCluster, and `secrets` are those of its user. `kube` has more
         controllers."""
@@ -126,13 +125,13 @@ class SecuredPods:
         known = [one["port"] for one in cluster["spec"]["listeners"]]
         known += [security.REPLICATION_PORT, security.CONTROLLER_PORT, METRICS]
         #: The ids of the nodes, and of those that serve clients.
-        self.ids, self.of_clients = pod_layout.nodes(cluster), pod_layout.brokers(cluster)
+        self.ids, self.of_clients = pod_layout.list_nodes(cluster), pod_layout.list_brokers(cluster)
         free = iter(free_ports(len(self.ids) * len(known)))
         self.ports = {(node, port): next(free) for node in self.ids for port in known}
         self.brokers: list[ShoalProcess] = []
 
     @property
-    def resource(self) -> Manifest:
+    def resource(self) -> Any:
         """The QueueCluster."""
         return self.kube.find("QueueCluster", "main")
 
@@ -144,7 +143,7 @@ class SecuredPods:
             controllers=self.controllers(),
         )
         store = self.kube.store()
-        clusters = Clusters(
+        clusters = QueueClusterReconciler(
             self.kube, store, brokers, "n", "main", "i:1", on_reachable=lambda: None
         )
         try:
@@ -192,7 +191,7 @@ class SecuredPods:
         """Read a page of a broker with a token, or a certificate; return status and body."""
         url = f"{scheme}://127.0.0.1:{self.ports[number, METRICS]}/{path}"
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        trusted = self.secret(security.ca_cert("main", security.CLUSTER))["ca.crt"]
+        trusted = self.secret(security.format_ca_cert_secret("main", security.CLUSTER))["ca.crt"]
         context = ssl.create_default_context(cadata=trusted.decode())
         if pair is not None:
             file = self.folder / "reader.pem"
@@ -220,7 +219,7 @@ class SecuredPods:
 
     def _pod(self, number: int = 0) -> Manifest:
         """Return the spec of a pod."""
-        name, _, _ = node_pools.pod_name(self.resource, number).rpartition("-")
+        name, _, _ = node_pools.format_pod_name(self.resource, number).rpartition("-")
         template: Manifest = self.kube.find("StatefulSet", name)["spec"]["template"]
         return dict(template["spec"])
 
@@ -231,12 +230,14 @@ class SecuredPods:
 
     def authority(self, kind: str) -> KeyPair:
         """Return an authority of the cluster."""
-        data = self.secret(security.ca("main", kind))
+        data = self.secret(security.format_ca_secret("main", kind))
         return KeyPair(data["ca.crt"], data["ca.key"])
 
     def operator(self) -> dict[str, str]:
         """Return the operator's properties as a client."""
-        return security.client_of_secret(self.kube.find("Secret", security.operator_tls("main")))
+        return security.parse_operator_client(
+            self.kube.find("Secret", security.format_operator_secret("main"))
+        )
 
     def connection(self) -> Brokers:
         """Return a connection of the operator."""
@@ -251,7 +252,7 @@ class SecuredPods:
         """Return the variables of a broker's container, as Kubernetes sets them."""
         fields = {
             "SHOAL_NODE_ID": str(number),
-            "POD_NAME": node_pools.pod_name(self.resource, number),
+            "POD_NAME": node_pools.format_pod_name(self.resource, number),
         }
         return {
             e["name"]: self._local(number, e["value"])
@@ -285,7 +286,7 @@ class SecuredPods:
         def address(found: re.Match[str]) -> str:
             return f"127.0.0.1:{self.ports[int(found['pod']), int(found['port'])]}"
 
-        text = text.replace("${env:POD_NAME}", node_pools.pod_name(self.resource, number))
+        text = text.replace("${env:POD_NAME}", node_pools.format_pod_name(self.resource, number))
         pod = r"main-(?:broker|pool-[a-z0-9]+)-(?P<pod>\d+)"
         text = re.sub(rf"{pod}\.main-brokers\.n\.svc:(?P<port>\d+)", address, text)
         text = re.sub(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from kube import argocd
 from kube.structural import errors
-from shoal_operator.membership import REBALANCE
 from shoal_operator.model.names import API_VERSION, RESTART
 
 ABOUT = {"name": "mine", "namespace": "n", "uid": "u-1", "generation": 4}
@@ -21,7 +20,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "QueueRebalance": {"cluster": "main"},
 }
 FIELDS = {"ShareGroup": "pauseDelivery"}
-ANNOTATIONS = {"restart": RESTART, "rebalance": REBALANCE}
 
 
 def resource(kind: str, **spec: Any) -> argocd.Manifest:
@@ -62,8 +60,10 @@ def recent(text: str, form: str) -> bool:
 @pytest.mark.parametrize(
     ("kind", "spec", "offered"),
     [
-        ("QueueCluster", {}, {"restart", "rebalance", "pause"}),
-        ("QueueCluster", {"replicas": 1}, {"restart", "pause"}),
+        ("QueueCluster", {}, {"restart", "rebalance", "pause", "hibernate"}),
+        ("QueueCluster", {"replicas": 1}, {"restart", "pause", "hibernate"}),
+        ("QueueCluster", {"hibernated": True}, {"pause", "wake"}),
+        ("QueueCluster", {"hibernated": True, "paused": True}, {"resume"}),
         ("QueueCluster", {"paused": True}, {"resume"}),
         ("QueueCluster", {"type": "external", "external": {}}, {"pause"}),
         ("ShareGroup", {}, {"pause", "redrive"}),
@@ -92,27 +92,47 @@ def test_a_group_without_dead_letters_has_none_to_redrive() -> None:
     assert found["redrive"]["disabled"] is True
 
 
-@pytest.mark.parametrize("kind", SPECS)
-def test_pause_and_resume_change_one_field(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "actions", "field"),
+    [
+        *((kind, ("pause", "resume"), FIELDS.get(kind, "paused")) for kind in SPECS),
+        ("QueueCluster", ("hibernate", "wake"), "hibernated"),
+    ],
+)
+def test_pairs_of_actions_change_one_field(kind: str, actions: tuple[str, str], field: str) -> None:
     before = resource(kind)
-    field = FIELDS.get(kind, "paused")
-    for action, value in (("pause", True), ("resume", False)):
+    for action, value in zip(actions, (True, False), strict=True):
         wanted = {**before, "spec": {**before["spec"], field: value}}
         after = act(action, before)
         assert without_empty(after) == without_empty(wanted)
         assert not [error for error in errors(wanted) if f"spec.{field}" in error]
 
 
-@pytest.mark.parametrize("action", ANNOTATIONS)
 @pytest.mark.parametrize("annotated", [True, False])
-def test_restart_and_rebalance_set_an_annotation(action: str, annotated: bool) -> None:
+def test_restart_sets_an_annotation(annotated: bool) -> None:
     before = resource("QueueCluster")
     if not annotated:
         del before["metadata"]["annotations"]
-    after = act(action, before)
-    made = after["metadata"]["annotations"].pop(ANNOTATIONS[action])
+    after = act("restart", before)
+    made = after["metadata"]["annotations"].pop(RESTART)
     assert without_empty(after) == without_empty(before)
     assert recent(made, "%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_rebalance_creates_a_proposal_for_the_cluster() -> None:
+    (made,) = act("rebalance", resource("QueueCluster"))
+    assert made["operation"] == "create"
+    rebalance = made["resource"]
+    assert errors(rebalance) == []
+    assert (rebalance["kind"], rebalance["spec"]) == (
+        "QueueRebalance",
+        {"cluster": "mine", "mode": "Full"},
+    )
+    name, _, stamp = rebalance["metadata"]["name"].rpartition("-")
+    assert (name, rebalance["metadata"]["namespace"]) == ("mine", "n")
+    assert recent(stamp, "%Y%m%d%H%M%S")
+    (owner,) = rebalance["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("QueueCluster", "mine", "u-1")
 
 
 def test_approve_names_the_proposal_that_is_shown() -> None:

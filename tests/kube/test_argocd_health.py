@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kube import argocd
 from kube.api_server import STATUSES
 from kube.test_kstatus import KINDS, resource, verdicts, written
-from shoal_operator.conditions import Verdict
+from shoal_operator.kube.conditions import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +45,7 @@ def test_each_state_of_each_kind_has_a_health() -> None:
 
 
 def test_a_new_or_changed_resource_is_progressing() -> None:
-    fine = written(Verdict.fine("text"))
+    fine = written(Verdict.make_reconciled("text"))
     unseen = [resource(kind, status, generation=1) for kind, status in STATUSES.items()]
     changed = [resource(kind, fine, generation=3) for kind in KINDS]
     bare = [{k: v for k, v in one.items() if k != "status"} for one in unseen]

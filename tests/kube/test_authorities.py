@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 from kube.api_server import ApiServer, Crash, CrashPoint, resource
-from shoal_operator import certificates
-from shoal_operator.ca_renewal import Loaded
-from shoal_operator.certificates import KeyPair
-from shoal_operator.cluster.authorities import RENEW, REPLACE, Authorities, AuthorityLost, Issued
-from shoal_operator.model import names
+from shoal_operator.cluster.authorities import (
+    RENEW,
+    REPLACE,
+    AuthorityLost,
+    AuthorityReconciler,
+    IssuedCertificates,
+)
+from shoal_operator.model import certificates, names
+from shoal_operator.model.ca_renewal import LoadedCertificates
+from shoal_operator.model.certificates import KeyPair
 
 NOW = datetime.datetime(2026, 6, 1, tzinfo=datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -38,10 +43,12 @@ class World:
         self.dns = ["*.main-brokers.n.svc"]
 
     def reconcile(
-        self, now: datetime.datetime = NOW, loaded: dict[str, dict[int, Loaded]] | None = None
-    ) -> Issued:
+        self,
+        now: datetime.datetime = NOW,
+        loaded: dict[str, dict[int, LoadedCertificates]] | None = None,
+    ) -> IssuedCertificates:
         """Reconcile once, as an operator that has just started."""
-        authorities = Authorities(self.api, self.api.store(), "n", "main")
+        authorities = AuthorityReconciler(self.api, self.api.store(), "n", "main")
         work = authorities.reconcile(
             self.cluster, dns=self.dns, ips=["127.0.0.1"], loaded=loaded or {}, now=now
         )
@@ -194,7 +201,7 @@ def test_certificates_follow_the_addresses() -> None:
     world.reconcile()
     world.check()
     broker = world.data("main-broker-tls")["broker.crt"]
-    assert "outside.example" in certificates.names_of(broker)[0]
+    assert "outside.example" in certificates.get_alternative_names(broker)[0]
     assert world.data("main-operator-tls") == before["main-operator-tls"]
 
 
@@ -209,7 +216,7 @@ def test_certificates_are_renewed_before_they_end() -> None:
     world.reconcile(NOW + 61 * DAY)
     world.check()
     second = world.data("main-broker-tls")["broker.crt"]
-    assert certificates.expires(second) > certificates.expires(first)
+    assert certificates.get_expiry(second) > certificates.get_expiry(first)
 
 
 def test_an_authority_is_renewed_before_it_ends() -> None:
@@ -222,21 +229,21 @@ def test_an_authority_is_renewed_before_it_ends() -> None:
     bundle = world.data("main-broker-tls")["cluster-ca.crt"]
     assert bundle == world.data("main-cluster-ca-cert")["ca.crt"]
     assert bundle.startswith(first.cluster_ca)
-    following = certificates.fingerprint(bundle[len(first.cluster_ca) :])
-    loaded = {"cluster": {0: Loaded(frozenset(), frozenset({following}))}}
+    following = certificates.compute_fingerprint(bundle[len(first.cluster_ca) :])
+    loaded = {"cluster": {0: LoadedCertificates(frozenset(), frozenset({following}))}}
     assert world.reconcile(day, loaded).status[0]["phase"] == "TrustNext"
     later = day + DAY
     assert world.reconcile(later).status[0]["phase"] == "TrustNext"
     issued = world.reconcile(later, loaded)
     assert issued.status[0]["phase"] == "DropPrevious"
     assert issued.status[0]["fingerprint"] == following
-    leaf = certificates.fingerprint(world.data("main-broker-tls")["broker.crt"])
+    leaf = certificates.compute_fingerprint(world.data("main-broker-tls")["broker.crt"])
     later += DAY
     assert world.reconcile(later, loaded).status[0]["phase"] == "DropPrevious"
-    loaded = {"cluster": {0: Loaded(frozenset({leaf}), frozenset())}}
+    loaded = {"cluster": {0: LoadedCertificates(frozenset({leaf}), frozenset())}}
     issued = world.reconcile(later, loaded)
     assert (issued.status[0]["phase"], issued.renewal) == ("", None)
-    assert certificates.fingerprint(issued.cluster_ca) == following
+    assert certificates.compute_fingerprint(issued.cluster_ca) == following
     assert issued.cluster_ca.count(b"BEGIN") == 1
     world.check(later)
 
@@ -277,8 +284,11 @@ def test_a_renewal_waits_for_the_secrets_of_users() -> None:
     now = world.data("main-clients-ca")
     current = KeyPair(now["ca.crt"], now["ca.key"])
     new = certificates.issue(current, "eve", now=later, validity_days=90)
-    leaf = certificates.fingerprint(world.data("main-broker-tls")["broker.crt"])
-    ready = {kind: {0: Loaded(frozenset({leaf}), frozenset())} for kind in ("cluster", "clients")}
+    leaf = certificates.compute_fingerprint(world.data("main-broker-tls")["broker.crt"])
+    ready = {
+        kind: {0: LoadedCertificates(frozenset({leaf}), frozenset())}
+        for kind in ("cluster", "clients")
+    }
     bundle = world.data("main-cluster-ca-cert")["ca.crt"]
     for pem, at, phases in (
         (old.certificate, later, ["", "DropPrevious"]),
@@ -311,7 +321,7 @@ def test_a_certificate_that_somebody_spoiled_is_made_again(key: str) -> None:
     world.check()
 
 
-def trusting(world: World, kind: str) -> Loaded:
+def trusting(world: World, kind: str) -> LoadedCertificates:
     """What a broker reports that trusts the next authority."""
     following = world.data(f"main-{kind}-ca")["next.crt"]
-    return Loaded(frozenset(), frozenset({certificates.fingerprint(following)}))
+    return LoadedCertificates(frozenset(), frozenset({certificates.compute_fingerprint(following)}))

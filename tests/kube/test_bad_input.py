@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kube.api_server import ApiServer, CrashPoint, resource
 from servers import ShoalProcess
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
-from shoal.client.topics import NewTopic
-from shoal_operator.brokers import Brokers
-from shoal_operator.consumers import Consumers
-from shoal_operator.group_monitor import GroupMonitor
-from shoal_operator.groups import Groups
-from shoal_operator.settings import Settings
-from shoal_operator.workloads import application_verdict, termination_message
+from shoal.client.net.cluster import TopicPartition
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.consumers.reconciler import ShareConsumerReconciler
+from shoal_operator.consumers.workloads import decide_application_verdict, find_termination_message
+from shoal_operator.queues.group_monitor import GroupMonitor
+from shoal_operator.queues.groups import ShareGroupReconciler
+from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,9 +72,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
     ],
 )
 def test_a_drivers_error_is_the_condition(name: str, words: str) -> None:
-    said = termination_message((ENDS / f"{name}.txt").read_text())
+    said = find_termination_message((ENDS / f"{name}.txt").read_text())
     application = {"status": {"applicationState": {"state": "FAILING", "errorMessage": "exit 1"}}}
-    verdict = application_verdict(application, 1, 0, said, 9)
+    verdict = decide_application_verdict(application, 1, 0, said, 9)
     assert (verdict.ready, verdict.reason, verdict.degraded) == (False, "ApplicationFailed", True)
     assert re.search(words, verdict.message), verdict.message
 
@@ -91,12 +91,14 @@ class World:
         store = self.kube.store()
         place = (self.kube, store)
         monitor = GroupMonitor(*place, self.brokers, "n", "main")
-        groups = Groups(*place, self.brokers, "n", "main", monitor=monitor)
-        consumers = Consumers(*place, monitor, "n", "main", Settings("b:1", "s:1", "role", "http"))
+        groups = ShareGroupReconciler(*place, self.brokers, "n", "main", monitor=monitor)
+        consumers = ShareConsumerReconciler(
+            *place, monitor, "n", "main", ChartSettings("b:1", "s:1", "role", "http")
+        )
         changed: list[str] = []
         monitor.subscribe(changed.extend)
         await groups.reconcile(groups.list_names())
-        queued = [name for name, group in consumers.by_group() if group in changed]
+        queued = [name for name, group in consumers.list_consumer_groups() if group in changed]
         await consumers.reconcile(queued)
 
     def ready(self, name: str) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from kube.api_server import CRDS
-from kube.structural import errors, schemas
-from shoal_operator.cluster.decision import refusal
+from kube.structural import CRDS, errors, schemas
+from shoal.schedules.ticks import is_cron
+from shoal_operator.cluster.decision import find_refusal
 from shoal_operator.model import names
-from shoal_operator.quantities import duration_ms
-from shoal_operator.schedules import is_cron
+from shoal_operator.model.quantities import parse_duration_ms
 
 INT64_MAX = 2**63 - 1
 LONG = "99999999999999999h"
@@ -29,23 +28,23 @@ def wrong(kind: str, spec: dict[str, Any]) -> list[str]:
     return errors({"apiVersion": names.API_VERSION, "kind": kind, "spec": spec})
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec"),
-    [
-        ("ShareGroup", GROUP | {"startOffsetDuration": LONG}),
-        ("ShareGroup", GROUP | {"deadLetters": {"topic": "dlq.a", "dropAfter": LONG}}),
-        ("ShareConsumer", {"shareGroup": "g", "scaling": {"cooldown": LONG}}),
-        ("ShareConsumer", {"shareGroup": "g", "scaling": {"scaleToZeroAfter": LONG}}),
-        ("QueueTopic", {"cluster": "c", "partitions": 1, "localRetention": {"time": LONG}}),
-        ("QueueCluster", CLUSTER | {"clientsCa": {"overlap": LONG}}),
-        ("QueueUser", USER | {"secretTemplate": {"labels": {"team": "not a valid label!"}}}),
-        ("QueueUser", USER | {"secretTemplate": {"labels": {"team": "ends-in-"}}}),
-        (
-            "QueueCluster",
-            CLUSTER | {"template": {"pod": {"nodeSelector": {"disk": "very fast"}}}},
-        ),
-    ],
-)
+TOO_LARGE: list[tuple[str, dict[str, Any]]] = [
+    ("ShareGroup", GROUP | {"startOffsetDuration": LONG}),
+    ("ShareGroup", GROUP | {"deadLetters": {"topic": "dlq.a", "dropAfter": LONG}}),
+    ("ShareConsumer", {"shareGroup": "g", "scaling": {"cooldown": LONG}}),
+    ("ShareConsumer", {"shareGroup": "g", "scaling": {"scaleToZeroAfter": LONG}}),
+    ("QueueTopic", {"cluster": "c", "partitions": 1, "localRetention": {"time": LONG}}),
+    ("QueueCluster", CLUSTER | {"clientsCa": {"overlap": LONG}}),
+    ("QueueUser", USER | {"secretTemplate": {"labels": {"team": "not a valid label!"}}}),
+    ("QueueUser", USER | {"secretTemplate": {"labels": {"team": "ends-in-"}}}),
+    (
+        "QueueCluster",
+        CLUSTER | {"template": {"pod": {"nodeSelector": {"disk": "very fast"}}}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec"), TOO_LARGE)
 def test_values_that_would_fail_later_are_refused(kind: str, spec: dict[str, Any]) -> None:
     assert wrong(kind, spec)
 
@@ -68,7 +67,7 @@ def test_the_longest_duration_fits_into_kafkas_milliseconds() -> None:
         assert digits, f"{pattern} has no bound"
         longest = "".join("9" * int(count) + unit for count, unit in digits)
         assert re.fullmatch(pattern.strip("'"), longest)
-        assert duration_ms(longest) < INT64_MAX / 100
+        assert parse_duration_ms(longest) < INT64_MAX / 100
 
 
 def name_schema(kind: str) -> dict[str, Any]:
@@ -121,12 +120,12 @@ def cron_rules() -> list[str]:
 def test_cron_expressions(text: str, allowed: bool) -> None:
     """The API server refuses those that the operator could not read."""
     rules = cron_rules()
-    assert len(rules) == 3
+    assert len(rules) == 4
     assert all(bool(re.search(rule, text)) is allowed for rule in rules)
     assert is_cron(text) is allowed
 
 
-def cluster(**spec: Any) -> dict[str, Any]:
+def cluster(**spec: Any) -> Any:
     listeners = [{"name": "plain", "port": 9092}]
     whole = CLUSTER | {"listeners": listeners, "metrics": {"port": 9404}} | spec
     return {"kind": "QueueCluster", "metadata": {"name": "c", "namespace": "n"}, "spec": whole}
@@ -150,8 +149,8 @@ def cluster(**spec: Any) -> dict[str, Any]:
 def test_what_a_schema_cannot_know_is_refused_with_its_remedy(
     spec: dict[str, Any], reason: str, words: str
 ) -> None:
-    assert refusal(cluster()) is None
-    found = refusal(cluster(**spec))
+    assert find_refusal(cluster()) is None
+    found = find_refusal(cluster(**spec))
     assert found is not None
     assert found.reason == reason
     assert re.search(words, found.message), found.message

@@ -11,17 +11,17 @@ import pytest
 from kube import rendered
 from kube.api_server import ApiServer, CrashPoint, resource
 from kube.test_spark_consumers import CONTEXT, SETTINGS
-from shoal_operator.brokers import Brokers
-from shoal_operator.cluster.decision import refusal
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.cluster.decision import find_refusal
 from shoal_operator.cluster.objects import ClusterObjects
-from shoal_operator.cluster.observation import Observer
-from shoal_operator.kube import KubeError
+from shoal_operator.cluster.observation import ClusterObserver
+from shoal_operator.consumers.workloads import WorkloadManager
+from shoal_operator.kube.kube import KubeError
 from shoal_operator.model import cluster as model
 from shoal_operator.model import names, pod_layout, storage
-from shoal_operator.workloads import Workloads
 
 if TYPE_CHECKING:
-    from shoal_operator.diagnostics import Diagnosis
+    from shoal_operator.brokers.diagnostics import Diagnosis
 
 Manifest = dict[str, Any]
 
@@ -32,6 +32,7 @@ class Objects:
     def __init__(self) -> None:
         self.kube = ApiServer(CrashPoint())
         self.not_grown: Diagnosis | None = None
+        self.not_modified: Diagnosis | None = None
 
     def apply(self, **spec: Any) -> list[str]:
         """Apply a spec as a new operator does; return the Services without an address."""
@@ -39,11 +40,11 @@ class Objects:
         self.kube.add(resource("QueueCluster", "main", **{**least, **spec}))
         store = self.kube.store()
         brokers = Brokers("127.0.0.1:1")
-        observer = Observer(store, brokers, "n", "main", on_reachable=lambda: None)
+        observer = ClusterObserver(store, brokers, "n", "main", on_reachable=lambda: None)
         objects = ClusterObjects(self.kube, store, observer, "i:1", "Always")
-        pending = asyncio.run(objects.apply(self.kube.find("QueueCluster", "main")))
-        self.not_grown = objects.not_grown
-        return pending
+        applied = asyncio.run(objects.apply(self.kube.find("QueueCluster", "main")))
+        self.not_grown, self.not_modified = applied.not_grown, applied.not_modified
+        return list(applied.pending)
 
     def pod(self) -> Manifest:
         """Return the spec of the pods' template."""
@@ -81,8 +82,10 @@ def test_a_field_that_is_removed_from_a_consumers_template_is_removed_from_its_p
     def apply() -> Manifest:
         spec = {"shareGroup": "g", "deployment": {"template": {"spec": copy.deepcopy(pod)}}}
         kube.add(resource("ShareConsumer", "eaters", **spec))
-        consumer = kube.find("ShareConsumer", "eaters")
-        asyncio.run(Workloads(kube, kube.store(), SETTINGS).apply(consumer, CONTEXT, 1, lag_ms=0))
+        consumer: Any = kube.find("ShareConsumer", "eaters")
+        asyncio.run(
+            WorkloadManager(kube, kube.store(), SETTINGS).apply(consumer, CONTEXT, 1, lag_ms=0)
+        )
         return kube.find("Deployment", "eaters")["spec"]["template"]["spec"]
 
     assert apply()["nodeSelector"] == {"disk": "fast"}
@@ -123,7 +126,7 @@ def test_the_fields_of_a_pod_are_in_the_template(per_pod: int) -> None:
     assert pod["volumes"] == [*plain["volumes"], *POD["volumes"]]
     *brokers, sidecar = pod["containers"]
     assert sidecar == POD["containers"][0]
-    assert [c["name"] for c in brokers] == [pod_layout.container(s) for s in range(per_pod)]
+    assert [c["name"] for c in brokers] == [pod_layout.format_container(s) for s in range(per_pod)]
     for before, container in zip(plain["containers"], brokers, strict=True):
         mounts = [*before["volumeMounts"], *POD["volumeMounts"]]
         assert container.pop("volumeMounts") == mounts
@@ -145,43 +148,43 @@ def refused(**spec: Any) -> str:
     """Return the message of the condition for a spec that is not allowed; empty if it is."""
     least = rendered.clusters()["least"]
     least["spec"] |= spec
-    verdict = refusal(least)
+    verdict = find_refusal(least)
     if verdict is None:
         return ""
     assert (verdict.reason, verdict.ready) == ("TemplateNotAllowed", False)
     return verdict.message
 
 
-@pytest.mark.parametrize(
-    ("field", "entry", "where"),
-    [
-        ("volumes", {"name": "data"}, "spec.template.pod.volumes data"),
-        ("volumes", {"name": "data15"}, "spec.template.pod.volumes data15"),
-        ("volumes", {"name": "tls"}, "spec.template.pod.volumes tls"),
-        ("containers", {"name": "broker"}, "spec.template.pod.containers broker"),
-        ("initContainers", {"name": "broker1"}, "spec.template.pod.initContainers broker1"),
-        (
-            "volumeMounts",
-            {"name": "v", "mountPath": "/var/lib/shoal/x"},
-            "spec.template.pod.volumeMounts /var/lib/shoal/x",
-        ),
-        (
-            "volumeMounts",
-            {"name": "v", "mountPath": "/etc/../tmp/"},
-            "spec.template.pod.volumeMounts /etc/../tmp/",
-        ),
-        (
-            "containers",
-            {"name": "c", "ports": [{"containerPort": 9404}]},
-            "spec.template.pod.containers c, port 9404",
-        ),
-        (
-            "initContainers",
-            {"name": "c", "ports": [{"containerPort": 1, "name": "plain"}]},
-            "spec.template.pod.initContainers c, port plain",
-        ),
-    ],
-)
+OPERATORS_NAMES: list[tuple[str, Manifest, str]] = [
+    ("volumes", {"name": "data"}, "spec.template.pod.volumes data"),
+    ("volumes", {"name": "data15"}, "spec.template.pod.volumes data15"),
+    ("volumes", {"name": "tls"}, "spec.template.pod.volumes tls"),
+    ("containers", {"name": "broker"}, "spec.template.pod.containers broker"),
+    ("initContainers", {"name": "broker1"}, "spec.template.pod.initContainers broker1"),
+    (
+        "volumeMounts",
+        {"name": "v", "mountPath": "/var/lib/shoal/x"},
+        "spec.template.pod.volumeMounts /var/lib/shoal/x",
+    ),
+    (
+        "volumeMounts",
+        {"name": "v", "mountPath": "/etc/../tmp/"},
+        "spec.template.pod.volumeMounts /etc/../tmp/",
+    ),
+    (
+        "containers",
+        {"name": "c", "ports": [{"containerPort": 9404}]},
+        "spec.template.pod.containers c, port 9404",
+    ),
+    (
+        "initContainers",
+        {"name": "c", "ports": [{"containerPort": 1, "name": "plain"}]},
+        "spec.template.pod.initContainers c, port plain",
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "entry", "where"), OPERATORS_NAMES)
 def test_the_operators_volumes_containers_paths_and_ports_are_refused(
     field: str, entry: Manifest, where: str
 ) -> None:
@@ -249,7 +252,7 @@ def test_claims_get_labels_and_annotations_when_they_exist_already() -> None:
         meta = objects.kube.find("PersistentVolumeClaim", "data-main-broker-0")["metadata"]
         found = {k: v for k, v in meta["annotations"].items() if k in ("a", "b")}
         assert found == notes
-        assert meta["labels"] == {**names.labels("main"), "new": "1"}
+        assert meta["labels"] == {**names.build_labels("main"), "new": "1"}
     before = objects.kube.crash_point.changes
     objects.apply(template=template)
     assert objects.kube.crash_point.changes == before
@@ -278,6 +281,79 @@ def test_claims_grow_and_the_claim_template_stays() -> None:
     assert new["metadata"]["labels"] == made["metadata"]["labels"]
 
 
+def make_claim(objects: Objects) -> Manifest:
+    """Create the claim of the first broker, as the controller of its StatefulSet does."""
+    (made,) = objects.kube.find("StatefulSet", "main-broker")["spec"]["volumeClaimTemplates"]
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **copy.deepcopy(made)}
+    claim["metadata"] |= {"name": "data-main-broker-0", "namespace": "n"}
+    objects.kube.add(claim)
+    return objects.kube.find("PersistentVolumeClaim", "data-main-broker-0")
+
+
+def test_volumes_change_their_attributes_without_a_restart() -> None:
+    objects = Objects()
+    objects.apply()
+    claim, before = make_claim(objects), objects.kube.find("StatefulSet", "main-broker")
+    assert "volumeAttributesClassName" not in claim["spec"]
+    fast = {"size": "1Gi", "volumeAttributesClassName": "fast"}
+    objects.apply(storage=fast)
+    claim = objects.kube.find("PersistentVolumeClaim", "data-main-broker-0")
+    assert claim["spec"]["volumeAttributesClassName"] == "fast"
+    assert objects.kube.find("StatefulSet", "main-broker")["spec"] == before["spec"]
+    assert objects.not_modified is None
+    changes = objects.kube.crash_point.changes
+    objects.apply(storage=fast)
+    assert objects.kube.crash_point.changes == changes
+    objects.apply(storage={"size": "1Gi"})
+    assert claim["spec"]["volumeAttributesClassName"] == "fast", "Kubernetes removes none"
+    # A new cluster has it from the beginning.
+    again = Objects()
+    again.apply(storage=fast)
+    (made,) = again.kube.find("StatefulSet", "main-broker")["spec"]["volumeClaimTemplates"]
+    assert made["spec"]["volumeAttributesClassName"] == "fast"
+
+
+def test_a_volume_that_does_not_get_its_attributes_is_a_warning() -> None:
+    objects = Objects()
+    objects.apply()
+    claim, about = make_claim(objects), ("PersistentVolumeClaim", "data-main-broker-0")
+    objects.kube.refused[about] = KubeError(422, "the class is of another driver.")
+    fast = {"size": "1Gi", "volumeAttributesClassName": "fast"}
+    objects.apply(storage=fast)
+    assert objects.not_modified is not None
+    assert objects.not_modified.reason == "VolumeNotModified"
+    assert "data-main-broker-0 does not get the VolumeAttributesClass 'fast': the class is of" in (
+        objects.not_modified.message
+    )
+    # The driver refuses it later.
+    del objects.kube.refused[about]
+    objects.apply(storage=fast)
+    assert objects.not_modified is None
+    claim = objects.kube.find(*about)
+    modify = {"targetVolumeAttributesClassName": "fast", "status": "Infeasible"}
+    claim["status"] = {"modifyVolumeStatus": modify}
+    claim["status"]["conditions"] = [
+        {"type": "VolumeModifyVolumeError", "message": "iops too high"}
+    ]
+    objects.apply(storage=fast)
+    assert objects.not_modified is not None
+    assert "iops too high" in objects.not_modified.message
+    slow = {**fast, "volumeAttributesClassName": "slow"}
+    objects.apply(storage=slow)
+    assert objects.not_modified is None, "what was infeasible was another class"
+
+
+def test_a_kubernetes_without_volume_attributes_is_a_warning() -> None:
+    """It drops the field."""
+    objects = Objects()
+    objects.apply()
+    make_claim(objects)
+    objects.kube.dropped.add("volumeAttributesClassName")
+    objects.apply(storage={"size": "1Gi", "volumeAttributesClassName": "fast"})
+    assert objects.not_modified is not None
+    assert "this Kubernetes has no VolumeAttributesClasses" in objects.not_modified.message
+
+
 def test_a_volume_that_cannot_grow_lets_the_spec_return_to_its_size() -> None:
     objects = Objects()
     objects.apply()
@@ -301,7 +377,7 @@ def test_a_volume_that_cannot_grow_lets_the_spec_return_to_its_size() -> None:
     found = objects.kube.find(*about)
     assert found["spec"]["resources"]["requests"]["storage"] == "2Gi"
     found["status"] = {"capacity": {"storage": "1Gi"}}
-    assert storage.volume_size(objects.kube.find("QueueCluster", "main"), [found]) == "1Gi"
+    assert storage.find_volume_size(objects.kube.find("QueueCluster", "main"), [found]) == "1Gi"
     objects.apply()
     assert objects.kube.find(*about)["spec"]["resources"]["requests"]["storage"] == "1Gi"
 
@@ -315,12 +391,12 @@ def test_the_size_that_all_volumes_have() -> None:
 
     own = {"name": "large", "storage": {"size": "9Gi"}}
     spec = {"storage": {"size": "2Gi"}, "nodePools": [own, {"name": "same"}]}
-    cluster = {"spec": spec}
+    cluster: Any = {"spec": spec}
     rounded = [claim("900Mi", "1Gi"), claim("2Gi", "1000Mi"), claim("9Gi", "9Gi", "large")]
-    assert storage.volume_size(cluster, rounded) == "1000Mi"
-    assert storage.volume_size(cluster, [*rounded, claim("1Gi", "1Gi", "same")]) == "1Gi"
-    assert storage.volume_size(cluster, [claim("3Gi")]) == "3Gi"
-    assert storage.volume_size(cluster, []) == ""
+    assert storage.find_volume_size(cluster, rounded) == "1000Mi"
+    assert storage.find_volume_size(cluster, [*rounded, claim("1Gi", "1Gi", "same")]) == "1Gi"
+    assert storage.find_volume_size(cluster, [claim("3Gi")]) == "3Gi"
+    assert storage.find_volume_size(cluster, []) == ""
 
 
 def test_only_a_change_of_the_pods_restarts_brokers() -> None:
@@ -353,7 +429,7 @@ def services(**listener: Any) -> dict[str, Manifest]:
     least["spec"] |= {"replicas": 3, "template": {"service": {"annotations": {"all": "1"}}}}
     outside = {"name": "outside", "port": 9094, "type": "LoadBalancer", **listener}
     least["spec"]["listeners"].append(outside)
-    made = model.service_manifests(least)
+    made = model.build_service_manifests(least)
     return {m["metadata"]["name"]: m for m in made}
 
 

@@ -11,11 +11,15 @@ import pytest
 from certificates import Authority, Identity
 from kube.api_server import Crash, resource
 from kube.issuers import CertManager
-from shoal_operator import certificates
-from shoal_operator.ca_renewal import Loaded
-from shoal_operator.certificates import KeyPair
-from shoal_operator.cluster.authorities import REPLACE, Authorities, AuthorityLost, Issued
-from shoal_operator.model import cert_manager, names, security
+from shoal_operator.cluster.authorities import (
+    REPLACE,
+    AuthorityLost,
+    AuthorityReconciler,
+    IssuedCertificates,
+)
+from shoal_operator.model import cert_manager, certificates, names, security
+from shoal_operator.model.ca_renewal import LoadedCertificates
+from shoal_operator.model.certificates import KeyPair
 
 NOW = datetime.datetime.now(datetime.UTC)
 HOUR = datetime.timedelta(hours=1)
@@ -39,25 +43,27 @@ class World:
         self.cluster["spec"] = {"clusterCa": ISSUED, "clientsCa": ISSUED, **spec}
         self.now = NOW
 
-    def reconcile(self, loaded: dict[str, dict[int, Loaded]] | None = None) -> Issued:
-        work = Authorities(self.api, self.api.store(), "n", "main").reconcile(
+    def reconcile(
+        self, loaded: dict[str, dict[int, LoadedCertificates]] | None = None
+    ) -> IssuedCertificates:
+        work = AuthorityReconciler(self.api, self.api.store(), "n", "main").reconcile(
             self.cluster, dns=["b.example"], ips=[], loaded=loaded or {}, now=self.now
         )
         issued = asyncio.run(work)
         self.cluster["status"] = {"certificates": list(issued.status)}
         return issued
 
-    def loaded(self) -> dict[str, dict[int, Loaded]]:
+    def loaded(self) -> dict[str, dict[int, LoadedCertificates]]:
         """What brokers report that have loaded all files."""
         files = self.data("main-broker-tls")
-        own = frozenset({certificates.fingerprint(files["broker.crt"])})
+        own = frozenset({certificates.compute_fingerprint(files["broker.crt"])})
 
         def trusted(key: str) -> frozenset[str]:
-            return frozenset(map(certificates.fingerprint, certificates.split(files[key])))
+            return frozenset(map(certificates.compute_fingerprint, certificates.split(files[key])))
 
         return {
-            "cluster": {0: Loaded(own, trusted("cluster-ca.crt"))},
-            "clients": {0: Loaded(own, trusted("clients-ca.crt"))},
+            "cluster": {0: LoadedCertificates(own, trusted("cluster-ca.crt"))},
+            "clients": {0: LoadedCertificates(own, trusted("clients-ca.crt"))},
         }
 
     def renewed(self) -> list[str]:
@@ -87,7 +93,9 @@ def test_an_issuer_signs_the_authorities() -> None:
         assert spec["issuerRef"] == {"name": "queues", "kind": "Issuer", "group": "cert-manager.io"}
         assert spec["isCA"] is True
         assert (spec["duration"], spec["renewBefore"]) == ("2160h0m0s", "720h0m0s")
-        assert spec["secretName"] == cert_manager.issued("main", kind) == f"{name}-issued"
+        assert (
+            spec["secretName"] == cert_manager.format_secret_name("main", kind) == f"{name}-issued"
+        )
         signed = world.data(f"{name}-issued")
         assert world.data(name)["ca.crt"] == signed["tls.crt"]
         # Clients such as librdkafka need the root too.
@@ -355,7 +363,7 @@ def test_a_lost_secret_comes_back_from_that_of_cert_manager() -> None:
     del world.api.objects["Secret", CA]
     reason, message, waits = world.problem()
     assert (reason, waits) == ("CertificateAuthorityLost", False)
-    known = certificates.fingerprint(before["ca.crt"])
+    known = certificates.compute_fingerprint(before["ca.crt"])
     assert f"{REPLACE}={known}" in message
     world.api.refuses = 404
     assert world.problem()[0] == "CertificateAuthorityLost"

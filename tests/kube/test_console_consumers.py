@@ -16,16 +16,17 @@ from aiohttp.test_utils import TestClient, TestServer
 from kube.api_server import ApiServer, CrashPoint
 from shoal.client.client import Client
 from shoal.client.settings import Settings
-from shoal.console.app import Console, application
+from shoal.console.app import Console, build_application
 from shoal.console.kubernetes import (
     PLURALS,
     Kubernetes,
     KubernetesSettings,
-    Seen,
-    in_pod,
+    KubernetesSnapshot,
+    make_pod_settings,
 )
+from shoal.console.login_files import InvalidAccess
 from shoal.console.sampler import Sampler
-from shoal.console.security import Access, InvalidAccess
+from shoal.console.security import ConsoleAccess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -119,13 +120,13 @@ async def opened(
     http = Http(server)
     app = web.Application()
     app.router.add_get("/{path:.*}", http.serve)
-    async with TestServer(app) as api, Client(Settings.of("127.0.0.1:1")) as client:
+    async with TestServer(app) as api, Client(Settings.from_bootstrap("127.0.0.1:1")) as client:
         url = f"http://127.0.0.1:{api.port}"
-        access = Access(kubernetes=KubernetesSettings(url, account, namespaces or ("team",)))
+        access = ConsoleAccess(kubernetes=KubernetesSettings(url, account, namespaces or ("team",)))
         parts = Console(client, Sampler(client, metrics=None, interval_s=5.0), access)
         assert parts.kubernetes is not None
         try:
-            async with TestClient(TestServer(application(parts))) as browser:
+            async with TestClient(TestServer(build_application(parts))) as browser:
                 yield browser, parts.kubernetes, http
         finally:
             await parts.close()
@@ -141,17 +142,17 @@ def test_consumers_conditions_and_events(account: Path) -> None:
     async def call() -> None:
         server = filled()
         about = server.find("ShareConsumer", "packer")
-        await server.event(about, "ScaledUp", "from 3 to 4", warning=False)
-        await server.event(about, "QuotaExceeded", "<b>no room</b>", warning=True)
+        await server.record_event(about, "ScaledUp", "from 3 to 4", warning=False)
+        await server.record_event(about, "QuotaExceeded", "<b>no room</b>", warning=True)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "team"}}
-        await server.event(pod, "Scheduled", "not ours")
+        await server.record_event(pod, "Scheduled", "not ours")
         async with opened(server, account) as (browser, kubernetes, http):
             assert "Loading: waiting for the first answer" in await text_of(browser)
             await kubernetes.step()
             text = await text_of(browser)
-            assert isinstance(kubernetes.seen, Seen)
-            assert not kubernetes.seen.problems
-            packer, tail = kubernetes.seen.consumers
+            assert isinstance(kubernetes.snapshot, KubernetesSnapshot)
+            assert not kubernetes.snapshot.problems
+            packer, tail = kubernetes.snapshot.consumers
             assert (packer.wanted, packer.running, packer.ready) == (4, 3, 2)
             assert (packer.ceiling, packer.partitions, packer.workload) == (8, 2, "Spark")
             assert (packer.group, tail.group) == ("orders-group", "elsewhere")
@@ -165,7 +166,7 @@ def test_consumers_conditions_and_events(account: Path) -> None:
             assert "from 3 to 4" in text
             assert "&lt;b&gt;no room&lt;/b&gt;" in text
             assert "not ours" not in text
-            first, *_, last = kubernetes.seen.resources
+            first, *_, last = kubernetes.snapshot.resources
             assert (first.ready, last.ready) == ("False", "True"), "those that fail come first"
             assert all("/namespaces/team/" in path for path in http.asked)
             assert 'href="/consumers" aria-current="page"' in text
@@ -180,10 +181,10 @@ def test_long_lists_and_several_namespaces(account: Path) -> None:
             server.add(resource("QueueTopic", f"t{number}", cluster="main"))
         async with opened(server, account, "team", "two") as (_, kubernetes, _http):
             await kubernetes.step()
-            assert kubernetes.seen is not None
-            topics = [one for one in kubernetes.seen.resources if one.kind == "QueueTopic"]
+            assert kubernetes.snapshot is not None
+            topics = [one for one in kubernetes.snapshot.resources if one.kind == "QueueTopic"]
             assert len(topics) == 6
-            names = [(one.namespace, one.name) for one in kubernetes.seen.consumers]
+            names = [(one.namespace, one.name) for one in kubernetes.snapshot.consumers]
             assert names == [("team", "packer"), ("team", "tail"), ("two", "other")]
 
     asyncio.run(call())
@@ -219,8 +220,8 @@ def test_history_follows_and_forgets(account: Path) -> None:
             await kubernetes.step()
             server.find("ShareConsumer", "packer")["status"]["replicas"] = 4
             await kubernetes.step()
-            assert kubernetes.seen is not None
-            chart = kubernetes.chart(kubernetes.seen.consumers[0])
+            assert kubernetes.snapshot is not None
+            chart = kubernetes.make_chart(kubernetes.snapshot.consumers[0])
             assert [(label, last) for _, label, _, last in chart.paths] == [
                 ("Running", "4"),
                 ("Wanted", "4"),
@@ -235,9 +236,9 @@ def test_history_follows_and_forgets(account: Path) -> None:
 
 def test_elsewhere_the_page_says_so() -> None:
     async def call() -> None:
-        async with Client(Settings.of("127.0.0.1:1")) as client:
-            parts = Console(client, Sampler(client, metrics=None, interval_s=5.0), Access())
-            async with TestClient(TestServer(application(parts))) as browser:
+        async with Client(Settings.from_bootstrap("127.0.0.1:1")) as client:
+            parts = Console(client, Sampler(client, metrics=None, interval_s=5.0), ConsoleAccess())
+            async with TestClient(TestServer(build_application(parts))) as browser:
                 text = await text_of(browser)
                 assert "This console does not read Kubernetes." in text
                 assert 'href="/consumers"' not in text
@@ -266,13 +267,13 @@ def test_the_api_server_must_have_a_certificate_of_the_pods_authority(account: P
         port = str(server.port)
         environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
 
-        async def read(authority: trustme.CA) -> Seen:
+        async def read(authority: trustme.CA) -> KubernetesSnapshot:
             authority.cert_pem.write_to_path(str(account / "ca.crt"))
-            kubernetes = Kubernetes(in_pod(environment, [], account))
+            kubernetes = Kubernetes(make_pod_settings(environment, [], account))
             await kubernetes.step()
             await kubernetes.close()
-            assert kubernetes.seen is not None
-            return kubernetes.seen
+            assert kubernetes.snapshot is not None
+            return kubernetes.snapshot
 
         seen = await read(ours)
         assert (len(seen.consumers), seen.problems) == (2, ())
@@ -307,17 +308,17 @@ def test_lists_are_read_side_by_side(account: Path) -> None:
             kubernetes = Kubernetes(settings)
             await kubernetes.step()
             await kubernetes.close()
-            assert kubernetes.seen is not None
-            assert not kubernetes.seen.problems
+            assert kubernetes.snapshot is not None
+            assert not kubernetes.snapshot.problems
 
     asyncio.run(call())
 
 
 def test_in_a_pod(account: Path) -> None:
     environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-    found = in_pod(environment, [], account)
+    found = make_pod_settings(environment, [], account)
     assert (found.url, found.namespaces) == ("https://[fd00::1]:443", ("team",))
-    assert in_pod(environment, ["a", "b"], account).namespaces == ("a", "b")
+    assert make_pod_settings(environment, ["a", "b"], account).namespaces == ("a", "b")
     for other, folder in (({}, account), (environment, account / "none")):
         with pytest.raises(InvalidAccess, match="--kubernetes works in a pod only"):
-            in_pod(other, [], folder)
+            make_pod_settings(other, [], folder)

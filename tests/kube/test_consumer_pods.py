@@ -21,12 +21,12 @@ Manifest = dict[str, Any]
 def pod(spec: Manifest, rack_key: str = "", form: str = "deployment") -> Manifest:
     """Return the spec of the pods that the operator makes of a template."""
     template = {"template": {"spec": copy.deepcopy(spec)}}
-    consumer = {"kind": "ShareConsumer", "metadata": PLACE, "spec": {form: template}}
+    consumer: Any = {"kind": "ShareConsumer", "metadata": PLACE, "spec": {form: template}}
     about = PodContext("main", "b:1", "g", ["t"], "r/broker:1", "Always", "worker", rack_key)
     if form == "job":
-        made = job.manifest(consumer, about)
+        made = job.build_manifest(consumer, about)
     else:
-        made = deployment.manifest(consumer, about, 1)
+        made = deployment.build_manifest(consumer, about, 1)
     found: Manifest = made["spec"]["template"]["spec"]
     return found
 
@@ -110,7 +110,7 @@ def test_brokers_have_requests_unless_the_spec_has_resources() -> None:
 
     def resources(**spec: Any) -> Manifest:
         resource["spec"] |= spec
-        (container,) = cluster.manifests(resource, "i:1")[-1]["spec"]["template"]["spec"][
+        (container,) = cluster.build_manifests(resource, "i:1")[-1]["spec"]["template"]["spec"][
             "containers"
         ]
         found: Manifest = container["resources"]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kube.test_security import MTLS, PLAIN, SCRAM, TLS, queue_cluster
 from kube.test_spark_consumers import CONTEXT, consumer
-from shoal_operator.consumer_users import Login, login
+from shoal_operator.kube.store import Store
 from shoal_operator.model import deployment, spark
 from shoal_operator.model.consumer_pod import PodContext
-from shoal_operator.store import Store
+from shoal_operator.users.consumer_users import PodLogin, resolve_login
 
 SECURE = [MTLS, SCRAM]
 MOUNT = "/etc/shoal/user"
@@ -32,15 +32,15 @@ def ready(status: str = "True", message: str = "") -> dict[str, Any]:
     return {"conditions": [condition], "secret": "ann"}
 
 
-def found(*listeners: Any, user: dict[str, Any] | None = None, name: str = "ann") -> Login:
+def found(*listeners: Any, user: dict[str, Any] | None = None, name: str = "ann") -> PodLogin:
     store = Store()
     if user is not None:
         store.put(user)
     cluster = queue_cluster(*listeners, stateful_set={"metadata": {}})
-    return login(store, cluster, {"spec": {"user": name} if name else {}})
+    return resolve_login(store, cluster, name)
 
 
-def port(one: Login) -> int:
+def port(one: PodLogin) -> int:
     return int(one.servers.rpartition(":")[2])
 
 
@@ -115,12 +115,12 @@ def test_each_container_of_a_deployment_has_the_secret() -> None:
         "volumes": [{"name": "mine"}],
         "containers": [{"name": "a"}, {"name": "b", "volumeMounts": [own], "env": [file]}],
     }
-    given = {
+    given: Any = {
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},
         "spec": {"deployment": {"template": {"spec": pod}}},
     }
-    made = deployment.manifest(
+    made = deployment.build_manifest(
         given,
         PodContext("main", "b:1", "g", ["t"], "r/broker:1", "Always", user_secret="ann"),
         1,
@@ -144,7 +144,7 @@ def test_each_container_of_a_deployment_has_the_secret() -> None:
 
 def test_driver_and_executors_have_the_secret() -> None:
     context = dataclasses.replace(CONTEXT, user_secret="ann")
-    spec = spark.application(consumer(), context, suspend=False)["spec"]
+    spec = spark.build_application(consumer(), context, suspend=False)["spec"]
     for role in ("driver", "executor"):
         pod = spec[role]["template"]["spec"]
         assert {"name": "shoal-user", "secret": {"secretName": "ann"}} in pod["volumes"]

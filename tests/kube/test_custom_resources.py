@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from kube.api_server import CRDS
 from kube.custom_resources import refusals, take
+from kube.structural import CRDS
 from kube.test_gitops_example import patches
 from shoal_operator.model.names import API_VERSION
 
@@ -158,3 +158,80 @@ def test_a_change_of_a_pool_compares_what_is_left_out() -> None:
         for before, (_, after, refusal) in zip(befores, CHANGES, strict=True)
     ]
     assert_answers(cases)
+
+
+def queue_schedule(**fields: Any) -> Manifest:
+    spec = {"cluster": "main", "topic": "jobs", "schedule": "0 3 * * *", **fields}
+    return {"apiVersion": API_VERSION, "kind": "QueueSchedule", "metadata": META, "spec": spec}
+
+
+SOURCE = {"name": "texts", "key": "job"}
+SCHEDULES: list[tuple[Case, str]] = [
+    (queue_schedule(), ""),
+    (queue_schedule(payload={"secretKeyRef": SOURCE}), ""),
+    (queue_schedule(payload={}), "name one source"),
+    (queue_schedule(payload={"inline": "", "configMapKeyRef": SOURCE}), "name one source"),
+    (queue_schedule(concurrencyPolicy="Forbid", shareGroup="workers"), ""),
+    (queue_schedule(concurrencyPolicy="Forbid"), "Forbid needs shareGroup"),
+    (queue_schedule(concurrencyPolicy="Replace", shareGroup="workers"), "Replace"),
+    (queue_schedule(schedule="@daily"), "schedule"),
+    ((queue_schedule(), queue_schedule(cluster="other")), "cannot move to another cluster"),
+]
+
+
+def test_a_schedule_names_one_payload_and_the_group_that_it_waits_for() -> None:
+    assert_answers(SCHEDULES)
+
+
+def share_group(**fields: Any) -> Manifest:
+    spec = {"cluster": "main", **fields}
+    return {"apiVersion": API_VERSION, "kind": "ShareGroup", "metadata": META, "spec": spec}
+
+
+def fair(limits: Manifest | None = None, **fairness: Any) -> Manifest:
+    by_key = {"by": "Key", **fairness}
+    return share_group(fairness=by_key, **({} if limits is None else {"limits": limits}))
+
+
+NAME, OUT_OF_BOUNDS = "the name of a tenant has up to 128 bytes, no comma", "in body should"
+HEADER = "header goes with by Header"
+SHARE_GROUPS: list[tuple[Manifest, str]] = [
+    (fair(), ""),
+    (fair(by="Header", header="customer"), ""),
+    (fair(by="Header"), HEADER),
+    (fair(header="customer"), HEADER),
+    (fair(by="Header", header=" customer"), OUT_OF_BOUNDS),
+    (share_group(fairness={}), "Required value"),
+    (share_group(groupId="redrive.dlq"), "begin with redrive. are reserved"),
+    ({**share_group(), "metadata": {**META, "name": "redrive.dlq"}}, "are reserved"),
+    ({**share_group(groupId="mine"), "metadata": {**META, "name": "redrive.dlq"}}, ""),
+    (share_group(groupId="redrives"), ""),
+    (share_group(limits={"maxInFlight": 1}), "limits requires fairness"),
+    (fair(weights={"a:b": 1000, "free tier": "0.001", "": "0.05", "x": "4.5"}), ""),
+    (fair(weights={"a": 0}), OUT_OF_BOUNDS),
+    (fair(weights={"a": 1001}), OUT_OF_BOUNDS),
+    (fair(weights={"a": "0.000"}), OUT_OF_BOUNDS),
+    (fair(weights={"a": "many"}), OUT_OF_BOUNDS),
+    (fair(weights={"a": 2.5}), "must be of type integer,string"),
+    (fair(weights={"a,b": 2}), NAME),
+    (fair(weights={"a ": 2}), NAME),
+    (fair(weights={"ä" * 64: 2}), ""),
+    (fair(weights={"ä" * 65: 2}), NAME),
+    (fair({"maxPerSecond": 5}), ""),
+    (fair({"maxPerSecond": "0.5", "burst": 1}), ""),
+    (fair({"maxPerSecond": 0}), OUT_OF_BOUNDS),
+    (fair({"maxPerSecond": "-1"}), OUT_OF_BOUNDS),
+    (fair({"burst": 1}), "burst requires maxPerSecond"),
+    (fair({"maxInFlight": 0}), OUT_OF_BOUNDS),
+    (fair({"maxInFlightOverrides": {"a": 0}, "maxPerSecondOverrides": {"a": 0, "b": "2.5"}}), ""),
+    (fair({"maxInFlightOverrides": {"a,b": 1}}), NAME),
+    (fair({"maxPerSecondOverrides": {"a": -1}}), OUT_OF_BOUNDS),
+    (fair({"maxPerSecondOverrides": {",": 1}}), NAME),
+    (fair({"pausedTenants": ["a", "b c"]}), ""),
+    (fair({"pausedTenants": ["a,b"]}), NAME),
+    (fair({"pausedTenants": [""]}), OUT_OF_BOUNDS),
+]
+
+
+def test_tenants_have_names_that_a_config_can_list_and_limits_need_tenants() -> None:
+    assert_answers([*SHARE_GROUPS])

@@ -9,36 +9,37 @@ from typing import Any
 import crd_reference
 import pytest
 import yaml
-from kube.api_server import CRDS
+from kube import structural
+from kube.structural import CRDS
 from shoal.client.errors import KafkaError
-from shoal.metadata.config_keys import Scope
+from shoal.metadata.config_keys import ConfigScope
 from shoal.metadata.configs import BROKER
 from shoal.metadata.configs import GROUP as GROUP_KEYS
 from shoal.protocol.errors import ErrorCode
 from shoal.server.config import from_environment
-from shoal_operator import conditions, quantities
-from shoal_operator.batch_reconciler import owners
-from shoal_operator.broker_states import (
+from shoal_operator.brokers.batch_reconciler import find_owners
+from shoal_operator.brokers.broker_states import (
     EARLIEST,
     LATEST,
     GroupState,
-    SharePartition,
+    SharePartitionState,
     StartSpec,
     TopicState,
 )
-from shoal_operator.cluster.decision import refusal
-from shoal_operator.conditions import Verdict
-from shoal_operator.drift import has_drifted
-from shoal_operator.group_metrics import parse_group_metrics
-from shoal_operator.group_offsets import first_offsets, pending_reset, resume
-from shoal_operator.groups import alter_configs, decide_config
-from shoal_operator.maintenance_windows import is_open, next_begin
-from shoal_operator.model import broker_config, cluster, deployment
+from shoal_operator.brokers.group_metrics import parse_group_metrics
+from shoal_operator.cluster.decision import find_refusal
+from shoal_operator.cluster.maintenance_windows import find_next_begin, is_open
+from shoal_operator.kube import conditions
+from shoal_operator.kube.conditions import Verdict
+from shoal_operator.kube.drift import has_drifted
+from shoal_operator.kube.store import Store
+from shoal_operator.model import broker_config, cluster, deployment, quantities
 from shoal_operator.model.consumer_pod import PodContext
-from shoal_operator.model.groups import config as group_config
-from shoal_operator.model.groups import dead_letter_topic
-from shoal_operator.store import Store
-from shoal_operator.topics import Actions, decide, topic_name
+from shoal_operator.model.groups import build_config as group_config
+from shoal_operator.model.groups import build_dead_letter_topic
+from shoal_operator.queues.group_offsets import choose_first_offsets, find_pending_reset, resume
+from shoal_operator.queues.groups import alter_configs, decide_config
+from shoal_operator.queues.topics import TopicActions, decide, get_topic_name
 
 
 def topic(name="jobs", created="2026-01-01T00:00:00Z", status=None, **spec):
@@ -55,7 +56,7 @@ def have(partitions=2, replicas=1, **config):
 
 
 def test_a_topic_is_created_grown_and_configured() -> None:
-    assert decide(topic(), None) == Actions(create=True)
+    assert decide(topic(), None) == TopicActions(create=True)
     assert decide(topic(partitions=4), have()).partitions == 4
     wanted = topic(config={"retention.ms": "5"})
     assert decide(wanted, have(**{"retention.ms": "7"})).config == {"retention.ms": "5"}
@@ -86,12 +87,12 @@ def test_an_unmanaged_topic_is_left_alone() -> None:
 def test_the_older_claim_wins_and_a_leaving_one_counts_for_nothing() -> None:
     old = topic("a", topicName="t")
     new = topic("b", "2026-01-02T00:00:00Z", topicName="t")
-    assert owners([new, old], topic_name)["t"] is old
+    assert find_owners([new, old], get_topic_name)["t"] is old
     old["metadata"]["deletionTimestamp"] = "2026-01-03T00:00:00Z"
-    assert owners([new, old], topic_name)["t"] is new
+    assert find_owners([new, old], get_topic_name)["t"] is new
 
 
-GROUP = {
+GROUP: Any = {
     "cluster": "main",
     "lockDuration": "1m30s",
     "deliveryLimit": 3,
@@ -106,7 +107,7 @@ GROUP = {
 
 
 def test_a_share_group_in_kafkas_words() -> None:
-    resource = {"metadata": {"name": "g"}, "spec": GROUP, "status": {"appliedConfig": ["x.y"]}}
+    resource: Any = {"metadata": {"name": "g"}, "spec": GROUP, "status": {"appliedConfig": ["x.y"]}}
     assert decide_config(resource, {"share.delivery.count.limit": "3", "x.y": "1"}) == {
         "share.record.lock.duration.ms": "90000",
         "share.partition.max.record.locks": "500",
@@ -158,17 +159,13 @@ def test_own_group_configs_are_set_only_if_the_spec_has_them() -> None:
     for name, value in made.items():
         if name != "share.ordering":
             GROUP_KEYS[name].parse(value)
-    assert dead_letter_topic(spec) is None
+    assert build_dead_letter_topic(spec) is None
     letters["create"] = {"partitions": 3, "retention": "24h"}
-    assert dead_letter_topic(spec) == (
+    assert build_dead_letter_topic(spec) == (
         "dlq.t",
-        {
-            "partitions": 3,
-            "config": {
-                "errors.deadletterqueue.group.enable": "true",
-                "retention.ms": "86400000",
-            },
-        },
+        3,
+        0,
+        {"errors.deadletterqueue.group.enable": "true", "retention.ms": "86400000"},
     )
 
 
@@ -192,7 +189,7 @@ shoal_share_group_held{group="e",why="look-ahead"} 1
 shoal_share_group_held{group="f",why="window-full"} 1
 """
     found = parse_group_metrics([page, page])
-    assert found["a"].status() == {
+    assert found["a"].build_status() == {
         "delivery": "DeadLettersFail",
         "deadLettered": 6,
         "redriven": 4,
@@ -204,12 +201,18 @@ shoal_share_group_held{group="f",why="window-full"} 1
         "oldestLockSeconds": 8,
     }
     assert found["a"].behind_dead_letters == 18
-    assert "topic-missing" in (found["a"].warning() or ("", ""))[1]
-    assert (found["b"].delivery, (found["b"].warning() or ("",))[0]) == ("Flooded", "Flooded")
-    assert (found["c"].delivery, found["c"].warning()) == ("Paused", None)
-    assert (found["d"].delivery, (found["d"].warning() or ("",))[0]) == ("KeysHeld", "KeysHeld")
-    assert (found["e"].delivery, found["e"].warning()) == ("LookAheadFull", None)
-    assert (found["f"].delivery, found["f"].warning()) == ("Running", None)
+    assert "topic-missing" in (found["a"].find_warning() or ("", ""))[1]
+    assert (found["b"].delivery, (found["b"].find_warning() or ("",))[0]) == (
+        "DeadLetterLimitReached",
+        "DeadLetterLimitReached",
+    )
+    assert (found["c"].delivery, found["c"].find_warning()) == ("Paused", None)
+    assert (found["d"].delivery, (found["d"].find_warning() or ("",))[0]) == (
+        "KeysHeld",
+        "KeysHeld",
+    )
+    assert (found["e"].delivery, found["e"].find_warning()) == ("LookAheadFull", None)
+    assert (found["f"].delivery, found["f"].find_warning()) == ("Running", None)
 
 
 def test_a_broker_without_key_order_gets_the_other_configs_and_a_condition() -> None:
@@ -238,20 +241,22 @@ def test_a_broker_without_key_order_gets_the_other_configs_and_a_condition() -> 
 
 
 def test_a_reset_is_due_once() -> None:
-    resource = {"spec": {"reset": {"id": "r1", "to": "Earliest"}}, "status": {}}
-    assert pending_reset(resource)
+    resource: Any = {"spec": {"reset": {"id": "r1", "to": "Earliest"}}, "status": {}}
+    assert find_pending_reset(resource)
     resource["status"]["lastReset"] = {"id": "r1"}
-    assert pending_reset(resource) is None
+    assert find_pending_reset(resource) is None
     resource["spec"]["reset"]["id"] = "r2"
-    assert pending_reset(resource)
+    assert find_pending_reset(resource)
 
 
 def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
-    reset = {"id": "r1", "to": "Earliest"}
+    reset: Any = {"id": "r1", "to": "Earliest"}
+    other: Any = {"id": "r2", "to": "Earliest"}
     rows = [{"topic": "t", "partition": 0, "from": 6, "to": 0}]
-    pending = {"status": {"pendingReset": {"id": "r1", "offsets": rows}}}
-    assert resume({"status": {}}, reset, {("t", 0): 6}) is None
-    assert resume(pending, {"id": "r2"}, {("t", 0): 6}) is None
+    idle: Any = {"status": {}}
+    pending: Any = {"status": {"pendingReset": {"id": "r1", "offsets": rows}}}
+    assert resume(idle, reset, {("t", 0): 6}) is None
+    assert resume(pending, other, {("t", 0): 6}) is None
     assert resume(pending, reset, {("t", 0): 6}) == rows
     assert resume(pending, reset, {("t", 0): 0}) == []
     # The group has progressed since: moving it back would repeat finished work.
@@ -260,26 +265,34 @@ def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
 
 def test_a_group_begins_at_the_offset_of_its_spec() -> None:
     sizes, empty = {"t": 2}, GroupState("g")
-    latest = {"startOffset": "Latest"}
-    assert first_offsets(latest, empty, sizes, 0) == {("t", 0): LATEST, ("t", 1): LATEST}
-    back = {"startOffset": "ByDuration", "startOffsetDuration": "1m"}
-    assert first_offsets(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
+    latest: Any = {"startOffset": "Latest"}
+    assert choose_first_offsets(latest, empty, sizes, 0) == {("t", 0): LATEST, ("t", 1): LATEST}
+    back: Any = {"startOffset": "ByDuration", "startOffsetDuration": "1m"}
+    assert choose_first_offsets(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
+
+
+def test_a_group_without_a_start_begins_at_the_earliest_record() -> None:
+    """What the API server fills in: the schema's default."""
+    schema = structural.schemas()["shoal.dev/v1beta1", "ShareGroup"]
+    default = schema["properties"]["spec"]["properties"]["startOffset"]["default"]
+    spec: Any = {"startOffset": default}
+    assert choose_first_offsets(spec, GroupState("g"), {"t": 1}, 0) == {("t", 0): EARLIEST}
 
 
 def test_positions_are_kept_and_new_partitions_are_read_from_their_start() -> None:
-    state = GroupState("g", "share", partitions=(SharePartition("t", 0, 7, 1),))
-    latest = {"startOffset": "Latest"}
-    assert first_offsets(latest, state, {"t": 2, "u": 1}, 0) == {
+    state = GroupState("g", "share", partitions=(SharePartitionState("t", 0, 7, 1),))
+    latest: Any = {"startOffset": "Latest"}
+    assert choose_first_offsets(latest, state, {"t": 2, "u": 1}, 0) == {
         ("t", 1): EARLIEST,
         ("u", 0): LATEST,
     }
-    assert first_offsets(latest, state, {"t": 1}, 0) == {}
+    assert choose_first_offsets(latest, state, {"t": 1}, 0) == {}
 
 
 def test_positions_are_left_to_members_and_to_other_kinds_of_groups() -> None:
-    latest = {"startOffset": "Latest"}
-    assert first_offsets(latest, GroupState("g", "share", members=1), {"t": 1}, 0) == {}
-    assert first_offsets(latest, GroupState("g", "consumer"), {"t": 1}, 0) == {}
+    latest: Any = {"startOffset": "Latest"}
+    assert choose_first_offsets(latest, GroupState("g", "share", members=1), {"t": 1}, 0) == {}
+    assert choose_first_offsets(latest, GroupState("g", "consumer"), {"t": 1}, 0) == {}
 
 
 def test_counts_from_the_brokers_metrics() -> None:
@@ -298,7 +311,7 @@ shoal_share_partition_locked_records{group="q\\"\\\\",topic="t",partition="0"} 1
     }
 
 
-CLUSTER: dict[str, Any] = {
+CLUSTER: Any = {
     "kind": "QueueCluster",
     "metadata": {"name": "main", "namespace": "n", "uid": "u"},
     "spec": {
@@ -317,7 +330,7 @@ def test_a_dynamic_setting_changes_no_pod_and_a_static_one_does() -> None:
     def template(**config):
         resource = copy.deepcopy(CLUSTER)
         resource["spec"]["config"] = config
-        return cluster.manifests(resource, "i:1")[-1]["spec"]["template"]
+        return cluster.build_manifests(resource, "i:1")[-1]["spec"]["template"]
 
     base = template(**{"num.partitions": "3"})
     assert template(**{"num.partitions": "3", "log.retention.ms": "9"}) == base
@@ -329,13 +342,13 @@ def test_the_dynamic_settings_are_those_of_the_broker() -> None:
     of_broker = {
         k
         for k, c in BROKER.items()
-        if c.scope is Scope.CLUSTER_WIDE and not broker_config.reserved(k)
+        if c.scope is ConfigScope.CLUSTER_WIDE and not broker_config.find_replacement(k)
     }
     assert of_broker == broker_config.DYNAMIC
 
 
 def test_pods_are_restricted() -> None:
-    pod = cluster.manifests(CLUSTER, "i:1")[-1]["spec"]["template"]["spec"]
+    pod = cluster.build_manifests(CLUSTER, "i:1")[-1]["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     only = pod["containers"][0]["securityContext"]
@@ -355,11 +368,11 @@ def test_pods_are_restricted() -> None:
 def test_unsupported_fields_are_refused_by_path(path, value, reason) -> None:
     resource = copy.deepcopy(CLUSTER)
     resource["spec"][path] = value
-    verdict = refusal(resource)
+    verdict = find_refusal(resource)
     assert verdict is not None
     assert verdict.reason == reason
     assert f"spec.{path}" in verdict.message
-    assert refusal(CLUSTER) is None
+    assert find_refusal(CLUSTER) is None
 
 
 @pytest.mark.parametrize(
@@ -388,7 +401,7 @@ def test_unsupported_fields_are_refused_by_path(path, value, reason) -> None:
 def test_config_cannot_override_the_operators_settings(name: str, instead: str) -> None:
     resource = copy.deepcopy(CLUSTER)
     resource["spec"]["config"][name] = "x"
-    verdict = refusal(resource)
+    verdict = find_refusal(resource)
     assert verdict is not None
     assert verdict.reason == "ConfigNotAllowed"
     assert f"spec.config.{name}" in verdict.message
@@ -413,7 +426,7 @@ def test_config_cannot_override_the_operators_settings(name: str, instead: str) 
 def test_a_config_is_one_setting(name: str, value: str) -> None:
     resource = copy.deepcopy(CLUSTER)
     resource["spec"]["config"][name] = value
-    for verdict in (refusal(resource), decide(topic(config={name: value}), None).refusal):
+    for verdict in (find_refusal(resource), decide(topic(config={name: value}), None).refusal):
         assert verdict is not None
         assert verdict.reason == "ConfigNotAllowed"
         assert "\n" not in verdict.message
@@ -434,13 +447,13 @@ def test_the_api_server_admits_the_same_names_and_values(kind: str) -> None:
 
 def test_every_setting_in_a_brokers_file_is_reserved_or_may_be_overridden() -> None:
     """A setting that the operator writes for a single broker cannot come from spec.config."""
-    own = broker_config.of_broker(CLUSTER, 0, "PLAIN://x:1").splitlines()
-    own += broker_config.of_broker(
-        {**CLUSTER, "spec": TWO_PER_POD}, 1000, "PLAIN://x:1"
+    own = broker_config.format_broker_properties(CLUSTER, 0, "PLAIN://x:1").splitlines()
+    own += broker_config.format_broker_properties(
+        CLUSTER | {"spec": TWO_PER_POD}, 1000, "PLAIN://x:1"
     ).splitlines()
-    assert all(broker_config.reserved(line.partition("=")[0]) for line in own)
+    assert all(broker_config.find_replacement(line.partition("=")[0]) for line in own)
     for name in ("controller.quorum.election.timeout.ms", "controller.quorum.fetch.timeout.ms"):
-        assert broker_config.reserved(name) is None
+        assert broker_config.find_replacement(name) is None
 
 
 def test_the_api_server_refuses_the_same_settings() -> None:
@@ -451,7 +464,7 @@ def test_the_api_server_refuses_the_same_settings() -> None:
     pod = schema["properties"]["template"]["properties"]["pod"]["properties"]
     env = pod["env"]["items"]["properties"]["name"]["x-kubernetes-validations"][0]["rule"]
     assert [n for n in broker_config.RESERVED if f"'{n}'" not in config] == []
-    variables = [broker_config.variable(name) for name in broker_config.RESERVED]
+    variables = [broker_config.format_variable(name) for name in broker_config.RESERVED]
     prefix = "SHOAL_CONTROLLER_QUORUM_"
     assert f"startsWith('{prefix}')" in env
     assert [v for v in variables if f"'{v}'" not in env and not v.startswith(prefix)] == []
@@ -466,7 +479,7 @@ def test_fields_that_others_add_are_no_drift() -> None:
 
 
 def test_consumers_get_the_connection_settings() -> None:
-    consumer: dict[str, Any] = {
+    consumer: Any = {
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},
         "spec": {
@@ -488,7 +501,7 @@ def test_consumers_get_the_connection_settings() -> None:
             }
         },
     }
-    made = deployment.manifest(
+    made = deployment.build_manifest(
         consumer,
         PodContext("main", "b:1", "g", ["t", "u"], "r/broker:1", "Always"),
         4,
@@ -515,12 +528,13 @@ def test_a_container_without_an_image_gets_the_brokers() -> None:
             {"name": "c", "image": "mine:1"},
         ]
     }
-    made = deployment.manifest(
-        {
-            "kind": "ShareConsumer",
-            "metadata": {"name": "c", "namespace": "n", "uid": "u"},
-            "spec": {"deployment": {"template": {"spec": pods}}},
-        },
+    consumer: Any = {
+        "kind": "ShareConsumer",
+        "metadata": {"name": "c", "namespace": "n", "uid": "u"},
+        "spec": {"deployment": {"template": {"spec": pods}}},
+    }
+    made = deployment.build_manifest(
+        consumer,
         PodContext("main", "b:1", "g", ["t"], "r/broker:1", "Always"),
         1,
     )
@@ -539,8 +553,8 @@ def _brokers(pull_policy: str = "Always", **spec: object) -> dict:
         "metrics": {"port": 9404},
         "listeners": [{"name": "plain", "port": 9092}],
     }
-    resource = {"kind": "QueueCluster", "metadata": meta, "spec": {**least, **spec}}
-    stateful = cluster.manifests(resource, "chart:1", {}, pull_policy)[-1]
+    resource: Any = {"kind": "QueueCluster", "metadata": meta, "spec": {**least, **spec}}
+    stateful = cluster.build_manifests(resource, "chart:1", {}, pull_policy)[-1]
     return stateful["spec"]["template"]["spec"]["containers"][0]
 
 
@@ -560,22 +574,23 @@ def test_variables_of_a_brokers_pod_are_kept_and_no_setting_has_two_sources() ->
         "template": template,
         "config": {"log.retention.ms": "7"},
     }
-    refused = refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}})
+    resource: Any = {"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}}
+    refused = find_refusal(resource)
     assert refused is not None
     assert refused.reason == "ConfigTwice"
     assert "SHOAL_LOG_RETENTION_MS" in refused.message
-    spec["config"] = {"log.segment.bytes": "7"}
-    assert refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}}) is None
+    resource["spec"]["config"] = {"log.segment.bytes": "7"}
+    assert find_refusal(resource) is None
     # The broker uses the same names.
     for name in BROKER:
-        parsed = from_environment({broker_config.variable(name): "1"})
+        parsed = from_environment({broker_config.format_variable(name): "1"})
         assert list(parsed) in ([name], []), name
 
 
 def test_conditions_keep_their_transition_time() -> None:
-    first = conditions.conditions(Verdict.waiting("Starting", "x"), 1, "t1", None)
-    again = conditions.conditions(Verdict.waiting("Creating", "y"), 2, "t2", first)
-    ready = conditions.conditions(Verdict.fine("z"), 2, "t3", again)
+    first = conditions.build_conditions(Verdict.make_waiting("Starting", "x"), 1, "t1", None)
+    again = conditions.build_conditions(Verdict.make_waiting("Creating", "y"), 2, "t2", first)
+    ready = conditions.build_conditions(Verdict.make_reconciled("z"), 2, "t3", again)
     assert [c["type"] for c in first] == [*conditions.TYPES, "Reconciling"]
     assert {c["lastTransitionTime"] for c in again} == {"t1"}
     by_type = {c["type"]: c for c in ready}
@@ -585,26 +600,26 @@ def test_conditions_keep_their_transition_time() -> None:
 
 
 def test_words_for_time_and_size() -> None:
-    assert quantities.duration_ms("1h30m") == 5_400_000
-    assert quantities.duration_ms("250ms") == 250
-    assert quantities.duration_text(5_400_250) == "1h30m250ms"
-    assert quantities.iso_duration(1500) == "PT1.500S"
-    assert quantities.size_bytes("10Gi") == 10 << 30
+    assert quantities.parse_duration_ms("1h30m") == 5_400_000
+    assert quantities.parse_duration_ms("250ms") == 250
+    assert quantities.format_duration(5_400_250) == "1h30m250ms"
+    assert quantities.format_iso_duration(1500) == "PT1.500S"
+    assert quantities.parse_size_bytes("10Gi") == 10 << 30
     with pytest.raises(ValueError, match="use a form like 30s"):
-        quantities.duration_ms("30")
+        quantities.parse_duration_ms("30")
 
 
 def test_maintenance_windows() -> None:
     saturday = datetime.datetime(2026, 11, 21, 3, 0, tzinfo=datetime.UTC)
-    window = {"schedule": "0 2 * * 6", "duration": "2h"}
+    window: Any = {"schedule": "0 2 * * 6", "duration": "2h"}
     assert is_open([], saturday)
     assert is_open([window], saturday)
     assert not is_open([window], saturday + datetime.timedelta(hours=2))
-    sunday = {"schedule": "30 2 * * 0", "duration": "1h"}
-    assert next_begin([], saturday) == next_begin([window, sunday], saturday) == ""
+    sunday: Any = {"schedule": "30 2 * * 0", "duration": "1h"}
+    assert find_next_begin([], saturday) == find_next_begin([window, sunday], saturday) == ""
     after = saturday + datetime.timedelta(hours=2)
-    assert next_begin([window], after) == "2026-11-28T02:00:00Z"
-    assert next_begin([window, sunday], after) == "2026-11-22T02:30:00Z"
+    assert find_next_begin([window], after) == "2026-11-28T02:00:00Z"
+    assert find_next_begin([window, sunday], after) == "2026-11-22T02:30:00Z"
 
 
 def test_the_store_finds_by_cluster() -> None:
@@ -612,10 +627,10 @@ def test_the_store_finds_by_cluster() -> None:
     store.put(topic("b"))
     store.put(topic("a"))
     store.put(topic("c", cluster="other"))
-    names = [o["metadata"]["name"] for o in store.of_cluster("QueueTopic", "n", "main")]
+    names = [o["metadata"]["name"] for o in store.list_of_cluster("QueueTopic", "n", "main")]
     assert names == ["a", "b"]
     store.drop(topic("a"))
-    assert len(store.of_cluster("QueueTopic", "n", "main")) == 1
+    assert len(store.list_of_cluster("QueueTopic", "n", "main")) == 1
 
 
 def test_the_store_keeps_the_newest_version_of_the_same_object() -> None:
@@ -643,9 +658,30 @@ def test_the_store_keeps_the_newest_version_of_the_same_object() -> None:
 
 def test_the_reference_is_made_of_the_definitions(request) -> None:
     root = request.config.rootpath
-    shown = {p.name: p.read_text() for p in (root / "docs/reference").glob("*.md")}
     made = crd_reference.pages(root / "crds")
+    shown = {name: (root / "docs/reference" / name).read_text() for name in made}
     assert shown == made, "python tools/crd_reference.py crds docs/reference"
+
+
+def test_every_field_has_an_example_that_its_schema_takes(request) -> None:
+    """Fields with fields of their own need none, and those of which the page shows all values."""
+    further = yaml.safe_load(crd_reference.FURTHER.read_text())
+    unused = {(kind, end) for kind, examples in further.items() for end in examples}
+    manifests = crd_reference.read_manifests()
+    for file in sorted((request.config.rootpath / "crds").glob("*.yaml")):
+        definition = yaml.safe_load(file.read_text())
+        kind = definition["spec"]["names"]["kind"]
+        examples = crd_reference.find_examples(definition, manifests.get(kind, []))
+        spec = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        for path, field in crd_reference.iterate_fields(spec, "spec"):
+            items = field.get("items", {})
+            shows_all = field.get("type") == "boolean" or "enum" in field or "enum" in items
+            if field.get("properties") or items.get("properties") or shows_all:
+                continue
+            assert path in examples, f"{kind}: {path} has no example in {crd_reference.FURTHER}"
+            assert structural.check(examples[path], dict(field), path) == []
+            unused -= {(k, end) for k, end in unused if k in (kind, "any") and path.endswith(end)}
+    assert not unused
 
 
 def test_the_chart_ships_the_same_crds(request) -> None:

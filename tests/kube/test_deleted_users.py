@@ -10,8 +10,8 @@ from kube.api_server import Crash, CrashPoint, resource
 from kube.test_revoked_users import SPEC, Calls, World, user
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
-from shoal_operator.kube import KubeError
-from shoal_operator.users import Users
+from shoal_operator.kube.kube import KubeError
+from shoal_operator.users.reconciler import QueueUserReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class KeepingCalls(Calls):
         self.entries: set[Any] = set()
         self.passwords: set[str] = set()
 
-    async def acls(self) -> list[Any]:
+    async def list_acls(self) -> list[Any]:
         return sorted(self.entries)
 
     async def change_acls(self, **changes: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class KeepingCalls(Calls):
         self.entries = (self.entries | set(changes["add"])) - set(changes["remove"])
         return {}
 
-    async def with_passwords(self, users: Sequence[str]) -> set[str]:
+    async def list_with_passwords(self, users: Sequence[str]) -> set[str]:
         return self.passwords & set(users)
 
     async def set_passwords(self, passwords: Mapping[str, str]) -> dict[str, Any]:
@@ -196,8 +196,8 @@ def test_a_pass_is_due_while_users_are_recorded_and_a_spoiled_entry_stops_nothin
     world.delete_all()
     world.reconcile()
 
-    def users() -> Users:
-        return Users(world.api, world.api.store(), world, "n", "main")  # type: ignore[arg-type]
+    def users() -> QueueUserReconciler:
+        return QueueUserReconciler(world.api, world.api.store(), world, "n", "main")  # type: ignore[arg-type]
 
     assert users().list_names() == [RECORD]
     world.api.find("ConfigMap", RECORD)["data"]["spoiled"] = "no json"

@@ -3,32 +3,34 @@
 import asyncio
 import datetime
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from kube.api_server import ApiServer, CrashPoint, resource
 from kube.test_spark_consumers import CONSUMER as OF_SPARK
 from kube.test_spark_consumers import CONTEXT
-from shoal_operator.brokers import Brokers
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.conditions import Verdict, conditions
-from shoal_operator.diagnostics import (
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.brokers.diagnostics import (
     CONSUMER,
     SCHEDULED_SECONDS_MAX,
-    Disk,
+    BrokerDisk,
     diagnose_disks,
     diagnose_expansion,
     diagnose_pods,
     diagnose_versions,
 )
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.consumers.workloads import WorkloadManager
+from shoal_operator.kube.conditions import Verdict, build_conditions
+from shoal_operator.kube.statuses import list_unreported
 from shoal_operator.model import consumer_pod
 from shoal_operator.model.names import CONSUMER_LABEL
-from shoal_operator.settings import Settings
-from shoal_operator.statuses import unreported
-from shoal_operator.workloads import Workloads
+from shoal_operator.settings import ChartSettings
 
 MIB = 1 << 20
-WORKER: dict[str, Any] = OF_SPARK | {
+WORKER: Any = OF_SPARK | {
     "spec": {
         "shareGroup": "g",
         "deployment": {"template": {"spec": {"containers": [{"name": "one"}]}}},
@@ -75,6 +77,14 @@ def ended(reason: str = "", message: str = "", code: int = 1):
     return found
 
 
+def just_ended(code: int, **meta: Any):
+    """A pod whose container has ended just now."""
+    found = pod()
+    ended = {"reason": "Error", "exitCode": code, "message": "boom"}
+    found["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+    return found | {"metadata": found["metadata"] | meta}
+
+
 def of_init(reason: str):
     found = pod({"reason": "PodInitializing"})
     waiting = {"state": {"waiting": {"reason": reason, "message": "secret x not found"}}}
@@ -93,6 +103,8 @@ def of_init(reason: str):
         ),
         (ended("Error", code=3), "ConsumerFails", r"CrashLoopBackOff \(exit code 3\) back-off 20s"),
         (ended("Error", "Traceback: boom"), "ConsumerFails", "Traceback: boom"),
+        (ended("Completed", code=0), "ConsumerFails", r"\(exit code 0\)"),
+        (just_ended(1), "ConsumerFails", r"Error \(exit code 1\) boom"),
         (of_init("CreateContainerConfigError"), "ConsumerFails", "container i: .* secret x not fo"),
         (pod({"reason": "CreateContainerError", "message": "no command"}), "ConsumerFails", "no c"),
         (pod({"reason": "RunContainerError", "message": "exec: x"}), "ConsumerFails", "exec: x"),
@@ -105,6 +117,79 @@ def test_what_ends_a_container_is_named(seen, reason, words) -> None:
     assert found is not None
     assert found.reason == reason
     assert re.search(words, found.message), found.message
+
+
+def before(seconds: float) -> str:
+    """Return a time in the past, as Kubernetes writes it."""
+    now = datetime.datetime.now(datetime.UTC)
+    return (now - datetime.timedelta(seconds=seconds)).isoformat()
+
+
+def in_init(*, restarts: str = "", seconds: float = 60):
+    """A pod whose init container `first` has run for some seconds."""
+    found = pod()
+    found["status"]["containerStatuses"] = []
+    first = {"name": "first", "state": {"running": {"startedAt": before(seconds)}}}
+    found["status"]["initContainerStatuses"] = [first]
+    restart = {"restartPolicy": restarts} if restarts else {}
+    return found | {"spec": {"initContainers": [{"name": "first", **restart}]}}
+
+
+def make_unscheduled(seconds: float, **spec: Any):
+    """A pod that no scheduler has looked at since it was created."""
+    meta = {"name": "main-broker-0", "creationTimestamp": before(seconds)}
+    return {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            in_init,
+            "InitContainerRuns: main-broker-0 waits for its init container first, which",
+        ),
+        (partial(in_init, seconds=1), None),
+        (partial(in_init, restarts="Always"), None),
+        (
+            partial(make_unscheduled, 60, schedulerName="mine"),
+            "Unschedulable: main-broker-0: .* scheduler mine,",
+        ),
+        (partial(make_unscheduled, 60, schedulerName="mine", nodeName="here"), None),
+        (partial(make_unscheduled, 1, schedulerName="mine"), None),
+    ],
+)
+def test_pods_that_nobody_starts(make: Callable[[], Any], words: str | None) -> None:
+    """`kubectl describe` has no warning of them."""
+    found = diagnose_pods([make()], ())
+    if words is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert re.match(words, ": ".join(found))
+
+
+def test_a_container_that_ends_as_it_should_is_no_trouble() -> None:
+    assert diagnose_pods([just_ended(0)], ()) is None
+    assert diagnose_pods([just_ended(143, deletionTimestamp=before(1))], ()) is None
+
+
+def test_a_probe_that_fails_is_named_for_consumers() -> None:
+    """Brokers are asked themselves, and a consumer may need some seconds to start."""
+    probe = event("Unhealthy", "Readiness probe failed: no file\n", "Pod", "main-broker-0")
+
+    def unready(seconds: float):
+        state = {"type": "ContainersReady", "status": "False"}
+        found = pod()
+        found["status"]["conditions"] = [state | {"lastTransitionTime": before(seconds)}]
+        return [found]
+
+    found = diagnose_pods(unready(60), (), [probe], role=CONSUMER)
+    assert found is not None
+    assert found.reason == "ConsumerNotReady"
+    assert found.message.startswith("main-broker-0: Readiness probe failed: no file. Correct")
+    assert diagnose_pods(unready(60), (), [], role=CONSUMER) is None
+    assert diagnose_pods(unready(60), (), [probe]) is None
+    assert diagnose_pods(unready(1), (), [probe], role=CONSUMER) is None
 
 
 def event(reason: str, message: str, kind: str = "StatefulSet", name: str = "main-broker"):
@@ -161,7 +246,7 @@ def test_a_consumer_says_why_its_pods_are_not_ready() -> None:
     def look(**status: Any) -> Verdict:
         found = kube.objects.get(("Deployment", "c"), {})
         found["status"] = {"replicas": 1, **status}
-        workloads = Workloads(kube, kube.store(), Settings("b:1", "s:1", "r", "http"))
+        workloads = WorkloadManager(kube, kube.store(), ChartSettings("b:1", "s:1", "r", "http"))
         return asyncio.run(workloads.apply(WORKER, CONTEXT, 2, 0)).verdict
 
     assert look().reason == "Scaling"
@@ -172,9 +257,9 @@ def test_a_consumer_says_why_its_pods_are_not_ready() -> None:
     assert "0 of 2 consumers are ready. Deployment c: " in said.message
     late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
     gone = look(conditions=[failure, late])
-    assert (gone.stalled, gone.reason, gone.message) == (True, said.reason, said.message)
+    assert (gone.is_stalled, gone.reason, gone.message) == (True, said.reason, said.message)
     waits = pod({"reason": "ContainerCreating"})
-    waits["metadata"] |= {"namespace": "n", "labels": consumer_pod.selector("c")}
+    waits["metadata"] |= {"namespace": "n", "labels": consumer_pod.build_selector("c")}
     waits["status"]["phase"] = "Pending"
     kube.add({"apiVersion": "v1", "kind": "Pod", **waits})
     assert look().reason == "Scaling"
@@ -190,8 +275,8 @@ def test_jobs_and_drivers_say_why_their_pods_are_not_there() -> None:
     kube = ApiServer(CrashPoint())
     kube.installed["sparkoperator.k8s.io/v1beta2"] = ["SparkApplication"]
 
-    def look(consumer: dict[str, Any]) -> Verdict:
-        workloads = Workloads(kube, kube.store(), Settings("b:1", "s:1", "r", "http"))
+    def look(consumer: Any) -> Verdict:
+        workloads = WorkloadManager(kube, kube.store(), ChartSettings("b:1", "s:1", "r", "http"))
         return asyncio.run(workloads.apply(consumer, CONTEXT, 1, 0)).verdict
 
     pods = {"template": {"spec": {"containers": [{"name": "one"}]}}}
@@ -242,7 +327,9 @@ def test_a_cluster_says_why_a_broker_is_not_there(about: dict[str, Any], reason:
         brokers = Brokers("nowhere:1")
         place = (kube, kube.store(), brokers, "n", "main")
         try:
-            await Clusters(*place, "i:1", on_reachable=lambda: None).reconcile(["main"])
+            await QueueClusterReconciler(*place, "i:1", on_reachable=lambda: None).reconcile(
+                ["main"]
+            )
         finally:
             await brokers.close()
 
@@ -320,18 +407,18 @@ def test_a_volume_that_grows_or_cannot() -> None:
 @pytest.mark.parametrize(
     ("disk", "reasons"),
     [
-        (Disk(0, 1000 * MIB, 500 * MIB), (None, None)),
-        (Disk(0, 1000 * MIB, 90 * MIB), (None, "DiskNearlyFull")),
-        (Disk(0, 1000 * MIB, 5 * MIB), ("DiskFull", None)),
-        (Disk(0, 32 * MIB, 31 * MIB), (None, None)),
-        (Disk(0, 32 * MIB, 1 * MIB), ("DiskFull", None)),
-        (Disk(0, 1000 * MIB, 500 * MIB, failed=True), ("DiskFailed", None)),
-        (Disk(0, 1000 * MIB, 0, failed=True), ("DiskFull", None)),
-        (Disk(0), (None, None)),
+        (BrokerDisk(0, 1000 * MIB, 500 * MIB), (None, None)),
+        (BrokerDisk(0, 1000 * MIB, 90 * MIB), (None, "DiskNearlyFull")),
+        (BrokerDisk(0, 1000 * MIB, 5 * MIB), ("DiskFull", None)),
+        (BrokerDisk(0, 32 * MIB, 31 * MIB), (None, None)),
+        (BrokerDisk(0, 32 * MIB, 1 * MIB), ("DiskFull", None)),
+        (BrokerDisk(0, 1000 * MIB, 500 * MIB, failed=True), ("DiskFailed", None)),
+        (BrokerDisk(0, 1000 * MIB, 0, failed=True), ("DiskFull", None)),
+        (BrokerDisk(0), (None, None)),
     ],
 )
 def test_disks(disk, reasons) -> None:
-    roomy = Disk(1, 1000 * MIB, 900 * MIB)
+    roomy = BrokerDisk(1, 1000 * MIB, 900 * MIB)
     assert tuple(t and t.reason for t in diagnose_disks([roomy, disk])) == reasons
 
 
@@ -348,10 +435,10 @@ def test_versions() -> None:
 
 
 def test_an_alarm_is_news_once() -> None:
-    full = Verdict.refused("DiskFull", "x")
-    assert unreported(full, []) == [("DiskFull", "x")]
-    assert unreported(full, conditions(full, 1, "t", None)) == []
-    soon = Verdict.fine("y").warned(("DiskNearlyFull", "z"))
-    assert unreported(soon, conditions(full, 1, "t", None)) == [("DiskNearlyFull", "z")]
-    assert unreported(soon, conditions(soon, 1, "t", None)) == []
-    assert unreported(Verdict.waiting("Starting", "w"), []) == []
+    full = Verdict.make_refused("DiskFull", "x")
+    assert list_unreported(full, []) == [("DiskFull", "x")]
+    assert list_unreported(full, build_conditions(full, 1, "t", None)) == []
+    soon = Verdict.make_reconciled("y").with_warning(("DiskNearlyFull", "z"))
+    assert list_unreported(soon, build_conditions(full, 1, "t", None)) == [("DiskNearlyFull", "z")]
+    assert list_unreported(soon, build_conditions(soon, 1, "t", None)) == []
+    assert list_unreported(Verdict.make_waiting("Starting", "w"), []) == []

@@ -10,13 +10,13 @@ import pytest
 from kube.api_server import ApiServer, CrashPoint, configured, resource
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
-from shoal_operator.broker_states import GroupState, group_state
-from shoal_operator.brokers import Brokers
-from shoal_operator.consumers import Consumers
-from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
-from shoal_operator.group_monitor import LAG_AGE_MS_MAX, GroupMonitor, due_time
+from shoal_operator.brokers.broker_states import GroupState, build_group_state
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.brokers.group_metrics import GroupMetrics, parse_group_metrics
+from shoal_operator.consumers.reconciler import ShareConsumerReconciler
+from shoal_operator.queues.group_monitor import LAG_AGE_MS_MAX, GroupMonitor, format_due_time
 from shoal_operator.runtime import Operator
-from shoal_operator.settings import Settings
+from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,15 +50,15 @@ def test_numbers_are_summed_over_brokers_and_the_earliest_time_counts() -> None:
     assert two.unavailable == 14
     assert two.not_due == {0: 14, 60: 10, 600: 4}
     assert two.next_due_s == 1767225600.5
-    assert due_time(GroupState("g", metrics=two)) == "2026-01-01T00:00:01Z"
-    assert due_time(GroupState("g")) is None
+    assert format_due_time(GroupState("g", metrics=two)) == "2026-01-01T00:00:01Z"
+    assert format_due_time(GroupState("g")) is None
 
 
 @pytest.mark.parametrize(("within_s", "due"), [(0, 13), (1, 15), (60, 15), (61, 18), (9999, 18)])
 def test_a_start_up_time_is_rounded_up_to_a_time_that_brokers_report(
     within_s: int, due: int
 ) -> None:
-    assert GroupState("g", lag=20, in_flight=3, metrics=numbers()).due(within_s) == due
+    assert GroupState("g", lag=20, in_flight=3, metrics=numbers()).count_due(within_s) == due
 
 
 def test_available_is_what_a_fetch_could_get_now() -> None:
@@ -71,13 +71,13 @@ def test_available_is_what_a_fetch_could_get_now() -> None:
 def test_available_records_are_due_even_if_others_are_held_back_twice() -> None:
     """Ten records are available; a hundred are delayed, and behind a dead letter of their key."""
     twice = GroupMetrics(unavailable=101, not_due=Counter({0: 100, 30: 100}))
-    assert GroupState("g", lag=111, in_flight=0, blocked=101, metrics=twice).due(30) == 10
+    assert GroupState("g", lag=111, in_flight=0, blocked=101, metrics=twice).count_due(30) == 10
 
 
 def test_of_a_paused_group_only_records_in_flight_are_work() -> None:
     paused = GroupMetrics(unavailable=17, hold_reasons=frozenset({"paused"}))
     state = GroupState("g", lag=20, in_flight=3, metrics=paused)
-    assert (state.due(30), state.available) == (3, 0)
+    assert (state.count_due(30), state.available) == (3, 0)
 
 
 class _About:
@@ -89,7 +89,10 @@ class _About:
     [(ErrorCode.coordinator_not_available, False), (ErrorCode.group_id_not_found, True)],
 )
 def test_a_lag_that_a_coordinator_does_not_report_is_unknown(code: ErrorCode, known: bool) -> None:
-    assert group_state("g", _About(), KafkaError(code, "x"), None, scraped=False).lag_known is known
+    assert (
+        build_group_state("g", _About(), KafkaError(code, "x"), None, scraped=False).lag_known
+        is known
+    )
 
 
 class FixedGroup(Brokers):
@@ -101,7 +104,7 @@ class FixedGroup(Brokers):
             "workers", "share", lag=20, in_flight=0, metrics=numbers()
         )
 
-    async def share_groups(self, groups: Any, *, of_any_type: bool = False) -> Any:
+    async def describe_share_groups(self, groups: Any, *, of_any_type: bool = False) -> Any:
         del of_any_type
         if self.answer is None:
             raise KafkaError(ErrorCode.request_timed_out, "x")
@@ -121,8 +124,8 @@ class Shop:
         self.store, self.brokers = self.kube.store(), FixedGroup()
         place = (self.kube, self.store, self.brokers, "n", "main")
         self.monitor = GroupMonitor(*place)
-        settings = Settings("b:1", "s:1", "role", "http://o", http_access=http_access)
-        self.consumers = Consumers(*place[:2], self.monitor, "n", "main", settings)
+        settings = ChartSettings("b:1", "s:1", "role", "http://o", http_access=http_access)
+        self.consumers = ShareConsumerReconciler(*place[:2], self.monitor, "n", "main", settings)
 
     async def look(self) -> dict[str, Any]:
         """Read the group and decide; return the ShareConsumer's status."""
@@ -159,7 +162,7 @@ def test_a_lag_that_is_not_known_changes_nothing_and_is_no_signal(
     async def scenario() -> None:
         shop = Shop(targetLagPerReplica=5)
         assert (await shop.look())["desiredReplicas"] == 3
-        assert shop.consumers.signal("eaters")["due"] == 15
+        assert shop.consumers.get_signal("eaters")["due"] == 15
         shop.brokers.answer = None
         pass_time(LAG_AGE_MS_MAX - 1)
         assert (await shop.look())["lag"] == 20
@@ -167,7 +170,7 @@ def test_a_lag_that_is_not_known_changes_nothing_and_is_no_signal(
         status = await shop.look()
         assert (status["desiredReplicas"], status["decision"]) == (3, "the lag is unknown")
         assert "lag" not in status
-        assert shop.consumers.signal("eaters") == {
+        assert shop.consumers.get_signal("eaters") == {
             "desiredReplicas": 3,
             "ceiling": 4,
             "replicas": 0,
@@ -182,15 +185,15 @@ def test_a_standby_replica_repeats_the_status_while_another_leads() -> None:
         shop = Shop()
         await shop.look()
         another_leads = False
-        settings = Settings("b:1", "s:1", "role", "http://o")
+        settings = ChartSettings("b:1", "s:1", "role", "http://o")
         operator = Operator(shop.kube, settings, another_leads=lambda: another_leads)
         try:
             for found in shop.kube.all("ShareConsumer") + shop.kube.all("ShareGroup"):
                 operator.store.put(found)
-            assert operator.signal("n", "nobody") is None
-            assert "lag" not in (operator.signal("n", "eaters") or {})
+            assert operator.get_signal("n", "nobody") is None
+            assert "lag" not in (operator.get_signal("n", "eaters") or {})
             another_leads = True
-            assert (operator.signal("n", "eaters") or {})["lag"] == 20
+            assert (operator.get_signal("n", "eaters") or {})["lag"] == 20
         finally:
             await operator.close()
 
@@ -220,7 +223,7 @@ def test_new_records_of_a_group_with_a_delay_count_once_their_delays_are_read(
             pass_time(seconds * 1000)
             shop.brokers.answer = GroupState("workers", lag=lag, in_flight=0, metrics=metrics)
             await shop.look()
-            found.append(shop.consumers.signal("eaters")["due"])
+            found.append(shop.consumers.get_signal("eaters")["due"])
         return found
 
     assert asyncio.run(scenario({"max": "48h"})) == [0, 0, 0, 0, 5]

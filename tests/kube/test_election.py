@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
-from shoal_operator import election
-from shoal_operator.election import Election
-from shoal_operator.kube import KubeError
-from shoal_operator.scope import HELD_SECONDS, WATCHES, Scope
+from shoal_operator.kube import election
+from shoal_operator.kube.election import LeaderElection
+from shoal_operator.kube.kube import KubeError
+from shoal_operator.kube.scope import HELD_SECONDS, WATCHES, OperatorScope
 
 
 class Connection(ApiServer):
@@ -36,9 +36,9 @@ class Replica:
         """`of` is the installation, which has a namespace and a Lease of this name. `watched` are
         the namespaces that it watches, all by default."""
         self.connection = Connection(shared)
-        self.scope = Scope(self.connection, of, watched) if of else None
+        self.scope = OperatorScope(self.connection, of, watched) if of else None
         place = (of, of) if of else ("shoal-operator", "n")
-        self.election = Election(self.connection, *place, identity, self.scope)
+        self.election = LeaderElection(self.connection, *place, identity, self.scope)
         self.changes: list[bool] = []
         self.election.subscribe(self.changes.append)
         self._task = asyncio.create_task(self.election.run())
@@ -193,7 +193,7 @@ def test_of_two_that_begin_at_the_same_time_one_acts() -> None:
         shared.add(lease("one", first))
         shared.add(lease("two", second))
         found = [
-            asyncio.run(Scope(shared, of, ()).has_rival(since=since))
+            asyncio.run(OperatorScope(shared, of, ()).has_rival(since=since))
             for of, since in (("one", first), ("two", second))
         ]
         assert found == [False, True]
@@ -210,4 +210,4 @@ def test_what_does_not_act_is_no_rival(other: dict[str, Any] | None) -> None:
         shared.denied["Lease", ""] = "leases is forbidden"
     else:
         shared.add(other)
-    assert not asyncio.run(Scope(shared, "one", ()).has_rival())
+    assert not asyncio.run(OperatorScope(shared, "one", ()).has_rival())

@@ -10,9 +10,9 @@ import aiohttp
 from kube.test_due import Shop
 from ports import free_ports
 from prometheus_client import CONTENT_TYPE_LATEST
-from shoal_operator import endpoint
 from shoal_operator.runtime import Operator
-from shoal_operator.settings import Settings
+from shoal_operator.scaler import endpoint
+from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ def test_an_operator_beside_another_one_is_not_ready() -> None:
 
     async def scenario() -> None:
         problem = "The operator in namespace 'one' acts on all namespaces."
-        operator = Operator(Shop().kube, Settings("b:1", "s:1", "role", "http"))
+        operator = Operator(Shop().kube, ChartSettings("b:1", "s:1", "role", "http"))
         (port,) = free_ports(1)
         runner = await endpoint.serve(operator, port, problem=lambda: problem)
         try:
@@ -60,7 +60,7 @@ async def site() -> AsyncIterator[Site]:
     (port,) = free_ports(1)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         found = Site(client)
-        settings = Settings("b:1", "s:1", "role", "http://o")
+        settings = ChartSettings("b:1", "s:1", "role", "http://o")
         operator = Operator(shop.kube, settings, another_leads=lambda: found.another_leads)
         runner = await endpoint.serve(operator, port)
         try:

@@ -19,20 +19,20 @@ DISK = {"type": "ephemeral", "size": "20Gi"}
 EXTRA = {"name": "extra", "firstNodeId": 100, "replicas": 1}
 
 
-def cluster(*pools: Manifest, **spec: Any) -> Manifest:
+def cluster(*pools: Manifest, **spec: Any) -> Any:
     """Return a cluster with every field, whose brokers have ephemeral disks."""
     given = {"storage": DISK, "tieredStorage": S3, "replicas": 3, **spec}
     return queue_cluster(QUORUM, *pools, **given)
 
 
-def least(**spec: Any) -> Manifest:
+def least(**spec: Any) -> Any:
     made = simple(QUORUM, tieredStorage=S3, **spec)
     made["spec"]["storage"] = dict(DISK)
     return made
 
 
-def refusal(made: Manifest) -> str:
-    found = decision.refusal(made)
+def refusal(made: Any) -> str:
+    found = decision.find_refusal(made)
     if found is None:
         return ""
     assert (found.ready, found.reason) == (False, "StorageNotAllowed")
@@ -111,21 +111,21 @@ def test_a_safe_cluster_is_allowed() -> None:
     assert not refusal(cluster(EXTRA, config={"min.insync.replicas": "3", "num.partitions": "1"}))
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"tieredStorage": None}, "spec.tieredStorage"),
-        ({"nodePools": []}, "Add a node pool with roles [controller]"),
-        ({"replicas": 2}, "spec.replicas is 2. Set it to 3 or more"),
-        ({"restoreFrom": {}}, "spec.restoreFrom"),
-        ({"storage": {**DISK, "storageClassName": "fast"}}, "spec.storage.storageClassName"),
-        ({"tieredStorage": {**S3, "cacheSize": "19Gi"}}, "no room for logs in spec.storage.size"),
-        ({"config": {"min.insync.replicas": "1"}}, "spec.config.min.insync.replicas is 1."),
-        ({"config": {"default.replication.factor": "2"}}, "it must be 3 or more, or not set"),
-        ({"config": {"transaction.state.log.min.isr": "x"}}, "transaction.state.log.min.isr is x"),
-        ({"config": {"unclean.leader.election.enable": "TRUE"}}, "whose disk is empty"),
-    ],
-)
+LOSING_RECORDS: list[tuple[Manifest, str]] = [
+    ({"tieredStorage": None}, "spec.tieredStorage"),
+    ({"nodePools": []}, "Add a node pool with roles [controller]"),
+    ({"replicas": 2}, "spec.replicas is 2. Set it to 3 or more"),
+    ({"restoreFrom": {}}, "spec.restoreFrom"),
+    ({"storage": {**DISK, "storageClassName": "fast"}}, "spec.storage.storageClassName"),
+    ({"tieredStorage": {**S3, "cacheSize": "19Gi"}}, "no room for logs in spec.storage.size"),
+    ({"config": {"min.insync.replicas": "1"}}, "spec.config.min.insync.replicas is 1."),
+    ({"config": {"default.replication.factor": "2"}}, "it must be 3 or more, or not set"),
+    ({"config": {"transaction.state.log.min.isr": "x"}}, "transaction.state.log.min.isr is x"),
+    ({"config": {"unclean.leader.election.enable": "TRUE"}}, "whose disk is empty"),
+]
+
+
+@pytest.mark.parametrize(("spec", "words"), LOSING_RECORDS)
 def test_what_would_lose_records_is_refused_by_name(spec: Manifest, words: str) -> None:
     made = cluster(**spec)
     assert words in refusal(made)
@@ -186,7 +186,7 @@ def test_volumes_of_controllers_whose_brokers_are_lost_are_not_used() -> None:
         "metadata": {
             "name": "data-main-pool-quorum-900",
             "namespace": "n",
-            "labels": node_pools.labels(node_pools.of(least())[1]),
+            "labels": node_pools.build_labels(node_pools.list_pools(least())[1]),
         },
         "spec": {"resources": {"requests": {"storage": "1Gi"}}},
     }
@@ -206,8 +206,8 @@ def test_volumes_of_controllers_whose_brokers_are_lost_are_not_used() -> None:
 def test_restarts_lose_disks_once_brokers_have_reported() -> None:
     made = cluster()
     made["status"] = {}
-    assert not decision.loses_disks(made)
+    assert not decision.is_restart_lossy(made)
     made["status"] = {"clusterId": "known"}
-    assert decision.loses_disks(made)
+    assert decision.is_restart_lossy(made)
     made["spec"]["storage"] = {"size": "1Gi"}
-    assert not decision.loses_disks(made)
+    assert not decision.is_restart_lossy(made)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from kube import rendered
 from kube.api_server import ApiServer, CrashPoint, Manifest
-from shoal_operator import roller
-from shoal_operator.broker_states import ClusterState
+from shoal_operator.brokers import roller
+from shoal_operator.brokers.broker_states import ClusterState
+from shoal_operator.brokers.roller import PartitionState, RefuseStep, RestartStep, WaitStep
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.observation import Observation
-from shoal_operator.roller import PartitionState, Proceed, Refuse, Wait
 
 BROKERS = frozenset(range(3))
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -51,17 +51,17 @@ class World:
 
     def step(self, serving: frozenset[int] = BROKERS, *isr: int) -> roller.Step:
         rows = [PartitionState("jobs-0", (0, 1, 2), isr or (0, 2), 2)]
-        return decision.next_step(self.seen(serving), rows, NOW)
+        return decision.choose_next_step(self.seen(serving), rows, NOW)
 
 
 def verdict(world: World, step: roller.Step) -> Any:
-    return decision.verdict(world.seen(), step, None, None)
+    return decision.decide_verdict(world.seen(), step, None, None)
 
 
 def test_a_broker_that_catches_up_is_no_alarm() -> None:
     world = World()
     step = world.step()
-    assert step == roller.Done()
+    assert step == roller.DoneStep()
     said = verdict(world, step)
     assert (said.ready, said.reason, said.progressing, said.alarm) == (
         True,
@@ -86,15 +86,15 @@ def test_a_broker_that_does_not_serve_is_waited_for(case: str) -> None:
         # Its kubelet is silent: the containers' states are old, and Kubernetes says not ready.
         world.pod()["status"]["containerStatuses"][0]["ready"] = True
     step = world.step(BROKERS - {1} if case == "does not answer" else BROKERS)
-    assert isinstance(step, Wait)
+    assert isinstance(step, WaitStep)
     assert step.reason == "broker 1 is not ready"
 
 
 def test_one_of_several_brokers_in_the_pod_does_not_serve() -> None:
     world = World(per_pod=2)
     every = frozenset({0, 1, 2, 1000, 1001, 1002})
-    assert world.step(every) == roller.Done()
-    assert isinstance(world.step(every - {1001}), Wait)
+    assert world.step(every) == roller.DoneStep()
+    assert isinstance(world.step(every - {1001}), WaitStep)
 
 
 def test_a_roll_restarts_brokers_that_catch_up_by_the_rule_of_all_others() -> None:
@@ -103,7 +103,7 @@ def test_a_roll_restarts_brokers_that_catch_up_by_the_rule_of_all_others() -> No
     world.apply()
     # Without brokers 0 or 2, the partition would be below its min ISR.
     step = world.step()
-    assert isinstance(step, Proceed)
+    assert isinstance(step, RestartStep)
     assert step.broker_id == 1
     # Another partition needs broker 1, and its pod is not restarted as one that is broken.
     rows = [
@@ -111,8 +111,8 @@ def test_a_roll_restarts_brokers_that_catch_up_by_the_rule_of_all_others() -> No
         PartitionState("jobs-1", (0, 1, 2), (0, 1), 2),
         PartitionState("jobs-2", (0, 1, 2), (1, 2), 2),
     ]
-    step = decision.next_step(world.seen(), rows, NOW)
-    assert isinstance(step, Wait)
+    step = decision.choose_next_step(world.seen(), rows, NOW)
+    assert isinstance(step, WaitStep)
     assert step.serving
     assert "min ISR" in step.reason
 
@@ -121,5 +121,5 @@ def test_catching_up_for_hours_does_not_stop_a_roll() -> None:
     world = World()
     stamp = "2020-01-01T00:00:00+00:00"
     world.pod()["status"]["conditions"][0]["lastTransitionTime"] = stamp
-    assert not isinstance(world.step(), Refuse)
-    assert isinstance(world.step(frozenset()), Refuse)
+    assert not isinstance(world.step(), RefuseStep)
+    assert isinstance(world.step(frozenset()), RefuseStep)

@@ -15,30 +15,30 @@ import yaml
 from kafkas import KafkaProcess
 from kube.api_server import ApiServer, CrashPoint, resource
 from kube.test_spark_consumers import CONSUMER, env
-from shoal.client.acquired import AcknowledgeType
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.client import Client
-from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import Unreachable
-from shoal.client.producer import Producer
-from shoal.client.share import ShareSession
+from shoal.client.produce.producer import Producer
+from shoal.client.share.acquired import AcknowledgeType
+from shoal.client.share.member import ShareSession
 from shoal.security.acls import Acl, Operation, PatternType, Permission
 from shoal.security.acls import ResourceType as AclResource
-from shoal_operator import certificates, clock
-from shoal_operator.broker_states import ExternalState, GroupState
-from shoal_operator.brokers import Brokers
-from shoal_operator.cluster.external import release, verdict
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.consumers import Consumers
-from shoal_operator.group_monitor import GroupMonitor
-from shoal_operator.groups import Groups, unsupported
-from shoal_operator.model import external
-from shoal_operator.model.external import BadCredentials, client_properties
-from shoal_operator.model.users import Credentials, secret_data
-from shoal_operator.rebalances import Rebalances
-from shoal_operator.redrives import Redrives
-from shoal_operator.settings import Settings
-from shoal_operator.topics import Topics
-from shoal_operator.users import Users
+from shoal_operator import clock
+from shoal_operator.brokers.broker_states import ExternalState, GroupState
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.cluster.external import decide_verdict, find_release
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.consumers.reconciler import ShareConsumerReconciler
+from shoal_operator.model import certificates, external
+from shoal_operator.model.external import BadCredentials, build_client_properties
+from shoal_operator.model.users import Credentials, build_secret_data
+from shoal_operator.queues.group_monitor import GroupMonitor
+from shoal_operator.queues.groups import ShareGroupReconciler, find_unsupported
+from shoal_operator.queues.redrives import RedriveReconciler
+from shoal_operator.queues.topics import QueueTopicReconciler
+from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
+from shoal_operator.settings import ChartSettings
+from shoal_operator.users.reconciler import QueueUserReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ JAAS = (
 POD = {"template": {"spec": {"containers": [{"name": "a"}]}}}
 
 
-def user(kind: str) -> dict[str, Any]:
+def user(kind: str) -> Any:
     return {"metadata": {"name": "ann"}, "spec": {"authentication": {"type": kind}}}
 
 
@@ -65,19 +65,23 @@ def user(kind: str) -> dict[str, Any]:
 
 def test_secrets_of_queue_users_are_credentials() -> None:
     """A Secret names its files by their paths in a pod, where the operator does not have them."""
-    scram = secret_data(user("scram-sha-512"), "a:1", CA.certificate, Credentials(password="x"))
-    found = client_properties(scram, None)
+    scram = build_secret_data(
+        user("scram-sha-512"), "a:1", CA.certificate, Credentials(password="x")
+    )
+    found = build_client_properties(scram, None)
     assert found["security.protocol"] == "SASL_SSL"
     assert found["ssl.truststore.certificates"] == CA.certificate.decode()
     assert 'password="x"' in found["sasl.jaas.config"]
-    tls = secret_data(user("tls"), "a:1", CA.certificate, Credentials(USER, b"", "p"))
-    found = client_properties(tls, None)
+    tls = build_secret_data(user("tls"), "a:1", CA.certificate, Credentials(USER, b"", "p"))
+    found = build_client_properties(tls, None)
     assert found["security.protocol"] == "SSL"
     assert found["ssl.keystore.key"] == (USER.key + USER.certificate).decode()
 
 
 def test_secrets_of_strimzi_users_are_credentials() -> None:
-    scram = client_properties({"password": b"x", "sasl.jaas.config": JAAS.encode()}, CA.certificate)
+    scram = build_client_properties(
+        {"password": b"x", "sasl.jaas.config": JAAS.encode()}, CA.certificate
+    )
     assert scram == {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-512",
@@ -85,13 +89,13 @@ def test_secrets_of_strimzi_users_are_credentials() -> None:
         "ssl.truststore.certificates": CA.certificate.decode(),
     }
     files = {"ca.crt": CA.certificate, "user.crt": USER.certificate, "user.key": USER.key}
-    tls = client_properties({**files, "user.p12": b"\xff", "user.password": b"x"}, None)
+    tls = build_client_properties({**files, "user.p12": b"\xff", "user.password": b"x"}, None)
     assert tls["ssl.keystore.certificate.chain"] == USER.certificate.decode()
 
 
 def test_without_credentials_there_is_tls_only_with_an_authority() -> None:
-    assert client_properties(None, None) == {}
-    assert client_properties(None, CA.certificate)["security.protocol"] == "SSL"
+    assert build_client_properties(None, None) == {}
+    assert build_client_properties(None, CA.certificate)["security.protocol"] == "SSL"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_without_credentials_there_is_tls_only_with_an_authority() -> None:
 def test_secrets_that_are_no_credentials_are_refused(data: dict[str, bytes], words: str) -> None:
     """Nothing of the operator's own pod may get into a connection to an address of a user."""
     with pytest.raises(BadCredentials, match=words):
-        client_properties(data, None)
+        build_client_properties(data, None)
 
 
 # The features and fields.
@@ -135,16 +139,17 @@ STATE = ExternalState("c", 1, 3, {"share.version": 1, "metadata.version": 29}, T
 def test_a_cluster_needs_share_groups_and_their_lag(
     given: dict[str, Any], reason: str, words: str
 ) -> None:
-    found = verdict(dataclasses.replace(STATE, **given))
+    found = decide_verdict(dataclasses.replace(STATE, **given))
     assert (found.reason, found.ready) == (reason, reason == "Reconciled")
     assert words in found.message
 
 
 @pytest.mark.parametrize(
-    ("level", "name"), [(21, ""), (25, "4.0"), (29, "4.2"), (30, "4.3"), (33, "later than 4.3")]
+    ("level", "name"),
+    [(21, ""), (25, "4.0"), (29, "4.2"), (30, "4.3"), (33, "4.4"), (34, "later than 4.4")],
 )
 def test_the_release_is_that_of_the_metadata_version(level: int, name: str) -> None:
-    assert release({"metadata.version": level}) == name
+    assert find_release({"metadata.version": level}) == name
 
 
 GROUP = {
@@ -163,11 +168,11 @@ OLD_KAFKA = {"share.record.lock.duration.ms", "share.auto.offset.reset", "share.
 
 def test_fields_that_brokers_lack_are_refused_by_name() -> None:
     group = resource("ShareGroup", "g", **GROUP)
-    assert unsupported(group, OLD_KAFKA) is None, "the schema's defaults are Kafka's"
+    assert find_unsupported(group, OLD_KAFKA) is None, "the schema's defaults are Kafka's"
     more = {"delay": {"max": "1h", "maxRecords": 10}, "deliveryLimit": 9}
-    found = unsupported(resource("ShareGroup", "g", **GROUP | more), OLD_KAFKA)
+    found = find_unsupported(resource("ShareGroup", "g", **GROUP | more), OLD_KAFKA)
     assert found is not None
-    assert (found.reason, found.stalled) == ("FieldNotSupported", True)
+    assert (found.reason, found.is_stalled) == ("FieldNotSupported", True)
     assert found.message.startswith("spec.deliveryLimit, spec.delay: ")
     assert "share.delay.max.ms, share.delay.max.records" in found.message
 
@@ -209,20 +214,22 @@ class Shop:
         self.brokers = Brokers(servers, has_credentials=ready)
         parts = (self.kube, self.store, self.brokers, "n", "kafka")
         self.answers = 0
-        self.clusters = Clusters(*parts, "image:1", on_reachable=self._count)
-        self.topics, self.users = Topics(*parts), Users(*parts)
+        self.clusters = QueueClusterReconciler(*parts, "image:1", on_reachable=self._count)
+        self.topics, self.users = QueueTopicReconciler(*parts), QueueUserReconciler(*parts)
         self.monitor = GroupMonitor(*parts)
-        self.groups = Groups(*parts, monitor=self.monitor)
-        self.redrives = Redrives(*parts)
-        self.rebalances = Rebalances(*parts)
-        settings = Settings("b:1", "s:1", "role", "http://o")
-        self.consumers = Consumers(self.kube, self.store, self.monitor, "n", "kafka", settings)
+        self.groups = ShareGroupReconciler(*parts, monitor=self.monitor)
+        self.redrives = RedriveReconciler(*parts)
+        self.rebalances = QueueRebalanceReconciler(*parts)
+        settings = ChartSettings("b:1", "s:1", "role", "http://o")
+        self.consumers = ShareConsumerReconciler(
+            self.kube, self.store, self.monitor, "n", "kafka", settings
+        )
 
     def _count(self) -> None:
         self.answers += 1
 
     @property
-    def cluster(self) -> dict[str, Any]:
+    def cluster(self) -> Any:
         return self.kube.find("QueueCluster", "kafka")
 
     def apply(self, kind: str, name: str, **spec: Any) -> None:
@@ -275,7 +282,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
 
 def login(password: str) -> dict[str, bytes]:
     own = Credentials(password=password)
-    return secret_data(user("scram-sha-512"), "elsewhere:9092", CA.certificate, own)
+    return build_secret_data(user("scram-sha-512"), "elsewhere:9092", CA.certificate, own)
 
 
 #: The permissions that docs/operator/clusters.md lists.
@@ -361,7 +368,7 @@ def test_a_group_of_apache_kafka_scales_consumers_to_zero_and_back(
             await shop.clusters.reconcile([])
             status = shop.cluster["status"]
             assert status["features"]["share.version"] == 1
-            assert status["version"] == "4.3"
+            assert status["version"] == "4.4"
             assert (status["brokersReady"], status["bootstrapServers"]) == ("1/1", kafka.bootstrap)
             assert not [k for k, _ in shop.kube.objects if k in ("StatefulSet", "Service", "Pod")]
 
@@ -372,7 +379,7 @@ def test_a_group_of_apache_kafka_scales_consumers_to_zero_and_back(
             shop.apply("ShareGroup", "workers", **GROUP | {"deliveryLimit": 7})
             await shop.groups.reconcile(["workers"])
             assert shop.ready("ShareGroup", "workers")[0], shop.ready("ShareGroup", "workers")
-            named = Resource(ResourceType.GROUP, "workers")
+            named = ConfigResource(ConfigResourceType.GROUP, "workers")
             found: Any = (await client.admin.configs.describe([named]))[named]
             assert found["share.delivery.count.limit"].value == "7"
 
@@ -384,8 +391,8 @@ def test_a_group_of_apache_kafka_scales_consumers_to_zero_and_back(
             status = await shop.look()
             assert (status["desiredReplicas"], status["lag"]) == (6, 55)
             assert "inFlight" not in status, "Apache Kafka does not report it to the operator"
-            assert await shop.brokers.oldest_record_ms({("jobs", 0): 0, ("jobs", 1): 0})
-            assert await shop.brokers.holdings("workers", [("jobs", 0)]) is None
+            assert await shop.brokers.find_oldest_record_ms({("jobs", 0): 0, ("jobs", 1): 0})
+            assert await shop.brokers.list_holdings("workers", [("jobs", 0)]) is None
             variables = env(shop.kube.find("Deployment", "eaters")["spec"])
             assert variables["SHOAL_BOOTSTRAP_SERVERS"] == kafka.bootstrap
 
@@ -524,10 +531,10 @@ def test_calls_wait_for_the_credentials() -> None:
     async def scenario() -> None:
         brokers = Brokers("127.0.0.1:1", has_credentials=False)
         with pytest.raises(Unreachable, match="credentials of the cluster have not been read"):
-            await brokers.racks()
+            await brokers.describe_racks()
         brokers.set_client({})
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
-            await brokers.racks()
+            await brokers.describe_racks()
         await brokers.close()
 
     asyncio.run(scenario())

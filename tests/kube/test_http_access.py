@@ -6,7 +6,7 @@ import asyncio
 import base64
 import ssl
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
@@ -15,11 +15,13 @@ from conditions import eventually_async
 from kube.api_server import resource
 from kube.test_due import Shop
 from ports import free_ports
-from shoal_operator import endpoint, http_access, scale_secret
-from shoal_operator.certificates import KeyPair
+from shoal_operator import http_access
+from shoal_operator.consumers import scale_secret
 from shoal_operator.http_access import CLIENT_CA_FILE, TLS_DIR, TOKEN_FILE, BadAccess, HttpAccess
+from shoal_operator.model.certificates import KeyPair
 from shoal_operator.runtime import Operator
-from shoal_operator.settings import Settings
+from shoal_operator.scaler import endpoint
+from shoal_operator.settings import ChartSettings
 from shoal_spark import scaling
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 AUTHORITY = Authority()
 METRICS, SCALE = "/metrics", "/scale/n/eaters"
-CONSUMER = {**resource("ShareConsumer", "eaters"), "kind": "ShareConsumer"}
+CONSUMER: Any = {**resource("ShareConsumer", "eaters"), "kind": "ShareConsumer"}
 CONSUMER["metadata"]["uid"] = "u"
 
 
@@ -95,12 +97,12 @@ class Site:
 
 @asynccontextmanager
 async def site(folder: Folder, environment: dict[str, str] | None = None) -> AsyncIterator[Site]:
-    access = HttpAccess.of(environment or folder.environment())
+    access = HttpAccess.from_environment(environment or folder.environment())
     assert access is not None
     shop = Shop(targetLagPerReplica=5, startupTime="60s")
     await shop.look()
     (port,) = free_ports(1)
-    settings = Settings("b:1", "s:1", "role", "https://o", http_access=access)
+    settings = ChartSettings("b:1", "s:1", "role", "https://o", http_access=access)
     operator = Operator(shop.kube, settings, another_leads=lambda: True)
     runner = await endpoint.serve(operator, port, access)
     try:
@@ -165,7 +167,7 @@ def test_the_certificate_is_read_again(folder: Folder) -> None:
 def test_a_share_consumer_has_a_token_for_its_signal_only(folder: Folder) -> None:
     async def scenario() -> None:
         async with site(folder) as here:
-            data = scale_secret.manifest(CONSUMER, "main", here.access)["data"]
+            data = scale_secret.build_manifest(CONSUMER, "main", here.url, here.access)["data"]
             token, ca = (base64.b64decode(data[key]).decode() for key in ("token", "ca.crt"))
             assert ca == AUTHORITY.pem
             assert (await here.get(SCALE, token))[0] == 200
@@ -174,7 +176,7 @@ def test_a_share_consumer_has_a_token_for_its_signal_only(folder: Folder) -> Non
             # It follows from the first token, and stays valid while that is in the file.
             folder.write_tokens("third", "first")
             assert (await here.get(SCALE, token))[0] == 200
-            assert here.access.token_of("n", "eaters") != token.encode()
+            assert here.access.derive_token("n", "eaters") != token.encode()
             folder.write_tokens("third")
             assert (await here.get(SCALE, token))[0] == 401
 
@@ -211,7 +213,7 @@ def test_readers_show_a_certificate_instead_of_a_token(folder: Folder, tmp_path:
                 assert (await here.get(path, certificate=prometheus))[0] == 200
             assert await is_refused(here, newer)
             # The driver of a ShareConsumer and KEDA have a token for the signal only.
-            token = here.access.token_of("n", "eaters").decode()
+            token = here.access.derive_token("n", "eaters").decode()
             assert token
             assert (await here.get(SCALE, token))[0] == 200
             assert await here.get(METRICS, token) == needed
@@ -226,7 +228,7 @@ def test_readers_show_a_certificate_instead_of_a_token(folder: Folder, tmp_path:
             # With a new key, the previous token stays valid until the Secrets have the new one.
             folder.certify(AUTHORITY.issue("operator"))
             here.access.reload()
-            assert here.access.token_of("n", "eaters").decode() != token
+            assert here.access.derive_token("n", "eaters").decode() != token
             assert (await here.get(SCALE, token))[0] == 200
         async with site(folder, {**only, **folder.environment()}) as here:
             assert await here.get(METRICS) == (
@@ -243,12 +245,12 @@ def test_authorities_of_readers_that_cannot_be_used_are_named(folder: Folder) ->
     readers = folder.write_readers("no certificate")
     only = {TLS_DIR: str(folder.path), CLIENT_CA_FILE: str(readers)}
     with pytest.raises(BadAccess, match=f"{CLIENT_CA_FILE}: the authorities in .* cannot be used"):
-        HttpAccess.of(only)
+        HttpAccess.from_environment(only)
     readers.unlink()
     with pytest.raises(BadAccess, match=f"{CLIENT_CA_FILE}: cannot read .*readers.crt"):
-        HttpAccess.of(only)
+        HttpAccess.from_environment(only)
     with pytest.raises(BadAccess, match=f"Set {TLS_DIR} to a folder"):
-        HttpAccess.of({CLIENT_CA_FILE: str(readers)})
+        HttpAccess.from_environment({CLIENT_CA_FILE: str(readers)})
 
 
 def test_a_driver_reads_its_signal(folder: Folder, tmp_path: Path) -> None:
@@ -256,22 +258,22 @@ def test_a_driver_reads_its_signal(folder: Folder, tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with site(folder) as here:
-            data = scale_secret.manifest(CONSUMER, "main", here.access)["data"]
+            data = scale_secret.build_manifest(CONSUMER, "main", here.url, here.access)["data"]
             for key, value in data.items():
                 (tmp_path / key).write_bytes(base64.b64decode(value))
             environment = {
-                "SHOAL_SCALE_URL": here.url + SCALE,
+                "SHOAL_SCALE_URL_FILE": str(tmp_path / "url"),
                 "SHOAL_SCALE_CA_FILE": str(tmp_path / "ca.crt"),
                 "SHOAL_SCALE_TOKEN_FILE": str(tmp_path / "token"),
             }
-            read = scaling.published(environment)
+            read = scaling.find_published(environment)
             assert read is not None
             assert await asyncio.to_thread(read) == 3
             (tmp_path / "token").write_text("another")
-            with pytest.raises(scaling.Unknown, match="401"):
+            with pytest.raises(scaling.NumberUnavailable, match="401"):
                 await asyncio.to_thread(read)
             (tmp_path / "ca.crt").write_text(Authority().pem)
-            with pytest.raises(scaling.Unknown, match="CERTIFICATE_VERIFY_FAILED"):
+            with pytest.raises(scaling.NumberUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 await asyncio.to_thread(read)
 
     asyncio.run(scenario())
@@ -287,33 +289,33 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
 def test_an_environment_that_cannot_be_used(case: str) -> None:
     environment, text = BAD[case]
     with pytest.raises(BadAccess, match=text):
-        HttpAccess.of(environment)
+        HttpAccess.from_environment(environment)
 
 
 def test_files_that_cannot_be_used(folder: Folder) -> None:
     folder.write_tokens()
     with pytest.raises(BadAccess, match="has no token"):
-        HttpAccess.of(folder.environment())
+        HttpAccess.from_environment(folder.environment())
     (folder.path / "tls.key").write_text(AUTHORITY.issue("operator").key_pem())
     with pytest.raises(BadAccess, match="its key belongs to another certificate"):
-        HttpAccess.of(folder.environment())
+        HttpAccess.from_environment(folder.environment())
 
 
 def test_without_an_authority_readers_trust_the_certificate(folder: Folder) -> None:
     (folder.path / "ca.crt").unlink()
-    access = HttpAccess.of({TLS_DIR: str(folder.path)})
+    access = HttpAccess.from_environment({TLS_DIR: str(folder.path)})
     assert access is not None
-    assert access.authority() == (folder.path / "tls.crt").read_bytes()
-    assert access.token_of("n", "eaters") == b""
-    assert access.allows("")
-    assert HttpAccess.of({}) is None
+    assert access.get_authority() == (folder.path / "tls.crt").read_bytes()
+    assert access.derive_token("n", "eaters") == b""
+    assert access.may_read("")
+    assert HttpAccess.from_environment({}) is None
 
 
 def test_the_secret_of_a_share_consumer(folder: Folder) -> None:
     """It follows the operator's files. One that is somebody else's is not changed."""
 
     async def scenario() -> None:
-        access = HttpAccess.of(folder.environment())
+        access = HttpAccess.from_environment(folder.environment())
         assert access is not None
         shop = Shop(http_access=access, targetLagPerReplica=5, startupTime="60s")
         foreign = {**resource("Secret", "eaters-scale"), "apiVersion": "v1", "data": {"a": "b25l"}}
@@ -327,10 +329,10 @@ def test_the_secret_of_a_share_consumer(folder: Folder) -> None:
             return base64.b64decode(shop.kube.find("Secret", "eaters-scale")["data"]["token"])
 
         await shop.look()
-        assert token() == access.token_of("n", "eaters") != b""
+        assert token() == access.derive_token("n", "eaters") != b""
         before = token()
         folder.write_tokens("another")
         await shop.look()
-        assert token() == access.token_of("n", "eaters") != before
+        assert token() == access.derive_token("n", "eaters") != before
 
     asyncio.run(scenario())

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from servers import ShoalProcess
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import SyncClient
-from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
-from shoal_operator import kube as kube_module
-from shoal_operator.brokers import Brokers
+from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster import decision
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.group_monitor import GroupMonitor
-from shoal_operator.groups import Groups
-from shoal_operator.topics import Topics
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.kube import kube as kube_module
+from shoal_operator.queues.group_monitor import GroupMonitor
+from shoal_operator.queues.groups import ShareGroupReconciler
+from shoal_operator.queues.topics import QueueTopicReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -84,7 +84,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
 @pytest.fixture(autouse=True)
 def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubernetes' times are whole seconds; make a whole scenario happen within one."""
-    monkeypatch.setattr(kube_module, "now", lambda: STAMP)
+    monkeypatch.setattr(kube_module, "format_now", lambda: STAMP)
 
 
 class ObservedBrokers(Brokers):
@@ -108,7 +108,7 @@ def test_delayed_records_are_counted_after_the_lag(broker: ShoalProcess) -> None
     async def read() -> list[str]:
         brokers = ObservedBrokers(broker.bootstrap)
         try:
-            await brokers.share_groups(["some group"], of_any_type=True)
+            await brokers.describe_share_groups(["some group"], of_any_type=True)
         finally:
             await brokers.close()
         return brokers.read
@@ -147,9 +147,9 @@ class World:
         store = self.kube.store()
         place = (self.kube, store, brokers, "n", "main")
         loops = (
-            Clusters(*place, "image:1", on_reachable=lambda: None),
-            Topics(*place),
-            Groups(*place, monitor=GroupMonitor(*place)),
+            QueueClusterReconciler(*place, "image:1", on_reachable=lambda: None),
+            QueueTopicReconciler(*place),
+            ShareGroupReconciler(*place, monitor=GroupMonitor(*place)),
         )
         for loop in loops:
             await loop.reconcile(loop.list_names())
@@ -264,7 +264,7 @@ def test_a_dynamic_config_that_somebody_else_changes_is_set_again(broker: ShoalP
     asyncio.run(world.settle())
     assert len(world.event_messages("ConfigChanged")) == 1
     with SyncClient(broker.bootstrap) as client:
-        everyone = Resource(ResourceType.BROKER, "")
+        everyone = ConfigResource(ConfigResourceType.BROKER, "")
         change = [ConfigChange("log.retention.ms", "99")]
         expect(client.run(client.admin.configs.alter({everyone: change})))
     asyncio.run(world.settle())
@@ -294,7 +294,7 @@ def test_a_template_that_kubernetes_has_not_observed_is_not_judged(
         assert world.ready() == ("True", "Reconciled", False)
         monkeypatch.setattr(decision, "OBSERVED_SECONDS_MAX", -1.0)
         await world.settle()
-        assert world.ready() == ("False", "StatefulSetNotTakenUp", True)
+        assert world.ready() == ("False", "StatefulSetNotObserved", True)
         world.kube.resume_controllers()
         await world.settle()
         assert world.ready() == ("True", "Reconciled", True)
@@ -459,7 +459,7 @@ def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
         try:
             topics = await brokers.describe_topics([f"t{number}"])
             configs = await brokers.describe_group_configs([f"g{number}"])
-            state = (await brokers.share_groups([f"g{number}"]))[f"g{number}"]
+            state = (await brokers.describe_share_groups([f"g{number}"]))[f"g{number}"]
         finally:
             await brokers.close()
         (topic,), (config,) = topics.values(), configs.values()

@@ -14,27 +14,27 @@ import pytest
 from kube.api_server import STAMP, ApiServer, CrashPoint, resource
 from kube.test_revoked_users import World as UserWorld
 from kube.test_revoked_users import user
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType, ConfigSource
 from shoal.client.client import SyncClient
-from shoal.client.configs import ConfigSource, Resource, ResourceType
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
-from shoal_operator import consumers as consumers_module
-from shoal_operator import groups as groups_module
-from shoal_operator import topics as topics_module
-from shoal_operator.brokers import Brokers
+from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster import decision
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.consumers import Consumers
-from shoal_operator.group_monitor import GroupMonitor
-from shoal_operator.groups import Groups
-from shoal_operator.kube import KubeError
-from shoal_operator.model import rebalance as rebalance_model
-from shoal_operator.model import redrive as redrive_model
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.consumers import reconciler as consumers_module
+from shoal_operator.consumers.reconciler import ShareConsumerReconciler
+from shoal_operator.kube.kube import KubeError
 from shoal_operator.model import users as user_model
-from shoal_operator.rebalances import Rebalances
-from shoal_operator.redrives import Redrives
-from shoal_operator.settings import Settings
-from shoal_operator.topics import Topics
+from shoal_operator.queues import groups as groups_module
+from shoal_operator.queues import redrive_status as redrive_model
+from shoal_operator.queues import topics as topics_module
+from shoal_operator.queues.group_monitor import GroupMonitor
+from shoal_operator.queues.groups import ShareGroupReconciler
+from shoal_operator.queues.redrives import RedriveReconciler
+from shoal_operator.queues.topics import QueueTopicReconciler
+from shoal_operator.rebalance import status as rebalance_model
+from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
+from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ REFUSED = {
 FAILING: dict[str, tuple[Any, str]] = {
     "QueueTopic": (topics_module, "decide"),
     "ShareGroup": (groups_module, "decide_config"),
-    "QueueUser": (user_model, "acls"),
+    "QueueUser": (user_model, "build_acls"),
     "ShareConsumer": (consumers_module, "is_scaled"),
     "QueueRebalance": (rebalance_model, "is_complete"),
     "Redrive": (redrive_model, "is_complete"),
@@ -97,17 +97,21 @@ class World:
         elif kind == "ShareConsumer":
             self.kube.add(resource("ShareGroup", name, **spec, **GROUP, groupId=f"{prefix}-{name}"))
             spec = {"shareGroup": name, "replicas": 0, "deployment": POD}
-        made = resource(kind, name, **spec)
+        made: Any = resource(kind, name, **spec)
         if kind == "QueueRebalance":
             made["spec"]["mode"] = "Full"
             made["metadata"]["finalizers"] = ["shoal.dev/delete"]
             nothing = dict.fromkeys(("partitions", "replicas", "bytes", "leaders"), 0)
-            asked = {"request": rebalance_model.request(made), "proposal": nothing | {"id": "p"}}
+            asked = {
+                "request": rebalance_model.compute_request_digest(made),
+                "proposal": nothing | {"id": "p"},
+            }
             made["status"] = {"completionTime": STAMP, **asked}
         elif kind == "Redrive":
             made["spec"] |= {"topic": "dlq.none", "id": "1"}
             ended = {"startTime": STAMP, "completionTime": STAMP}
-            made["status"] = redrive_model.fields(made, STAMP, 0, {}) | ended
+            none: Any = {}
+            made["status"] = redrive_model.build_fields(made, STAMP, 0, none) | ended
         self.kube.add(made)
 
     async def reconcile(self, kind: str) -> None:
@@ -115,14 +119,14 @@ class World:
         brokers, store = Brokers(self._broker.bootstrap), self.kube.store()
         place = (self.kube, store, brokers, "n", "main")
         monitor = GroupMonitor(*place)
-        groups = Groups(*place, monitor=monitor)
-        settings = Settings("b:1", "s:1", "role", "http")
+        groups = ShareGroupReconciler(*place, monitor=monitor)
+        settings = ChartSettings("b:1", "s:1", "role", "http")
         every: dict[str, Any] = {
-            "QueueTopic": Topics(*place),
+            "QueueTopic": QueueTopicReconciler(*place),
             "ShareGroup": groups,
-            "ShareConsumer": Consumers(*place[:2], monitor, "n", "main", settings),
-            "QueueRebalance": Rebalances(*place),
-            "Redrive": Redrives(*place),
+            "ShareConsumer": ShareConsumerReconciler(*place[:2], monitor, "n", "main", settings),
+            "QueueRebalance": QueueRebalanceReconciler(*place),
+            "Redrive": RedriveReconciler(*place),
         }
         try:
             if kind == "ShareConsumer":
@@ -138,9 +142,9 @@ class World:
         conditions = self.kube.find(kind, name)["status"]["conditions"]
         return next(str(c["message"]) for c in conditions if c["type"] == "Ready")
 
-    def configs(self, kind: ResourceType, name: str) -> dict[str, str | None]:
+    def configs(self, kind: ConfigResourceType, name: str) -> dict[str, str | None]:
         """Return the configs of a topic or group itself, by name."""
-        wanted = Resource(kind, name)
+        wanted = ConfigResource(kind, name)
         own = {ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.GROUP_CONFIG}
         with SyncClient(self._broker.bootstrap) as client:
             found = client.run(client.admin.configs.describe([wanted]))[wanted]
@@ -238,12 +242,12 @@ def test_a_permission_that_is_taken_away_ends_although_the_secret_is_refused() -
     async def acls() -> list[Any]:
         return [entry]
 
-    (entry,) = user_model.acls(
+    (entry,) = user_model.build_acls(
         user("b-bad")
         | {"spec": user("b-bad")["spec"] | {"acls": [{"resource": TOPIC, "operations": ["read"]}]}}
     )
     users: Any = world.users
-    users.acls, users.change_acls = acls, change_acls
+    users.list_acls, users.change_acls = acls, change_acls
     world.reconcile()
     assert wanted == [(set(), {entry})]
 
@@ -264,7 +268,7 @@ def test_a_user_that_the_brokers_refuse_is_stalled_unless_waiting_helps(
         return []
 
     users: Any = world.users
-    users.acls, users.change_acls = acls, change_acls
+    users.list_acls, users.change_acls = acls, change_acls
     world.reconcile()
     assert ready(world.api, "QueueUser", "b-bad") == ("False", "UserRefused")
     found = world.api.find("QueueUser", "b-bad")["status"]["conditions"]
@@ -303,8 +307,9 @@ def test_a_refused_field_of_a_group_keeps_no_other_from_taking_effect(
     assert "spec.lockDuration: " in said
     assert "(15000)" in said
     assert "deliveryLimit" not in said
-    assert warnings(world.kube, "locked") == ["ConfigRefused"]
-    configs = world.configs(ResourceType.GROUP, "refused-locked")
+    # Nobody has made the topic of its dead letters.
+    assert sorted(warnings(world.kube, "locked")) == ["ConfigRefused", "DeadLetterTopicMissing"]
+    configs = world.configs(ConfigResourceType.GROUP, "refused-locked")
     assert configs["errors.deadletterqueue.topic.name"] == "dlq.refused"
     assert configs["share.delivery.count.limit"] == "3"
     assert "share.record.lock.duration.ms" not in configs
@@ -329,7 +334,9 @@ def test_a_refused_field_of_a_group_keeps_no_other_from_taking_effect(
     change("2s", 5)
     assert world.ready("ShareConsumer", "locked") == ("False", "ShareGroupNotReady")
     assert replicas() == 3
-    assert world.configs(ResourceType.GROUP, "refused-locked")["share.record.lock.duration.ms"]
+    assert world.configs(ConfigResourceType.GROUP, "refused-locked")[
+        "share.record.lock.duration.ms"
+    ]
 
 
 def test_a_refused_field_of_a_topic_keeps_no_other_from_taking_effect(
@@ -347,7 +354,7 @@ def test_a_refused_field_of_a_topic_keeps_no_other_from_taking_effect(
             resource("QueueTopic", "shrinks", **spec | {"partitions": partitions, "config": named})
         )
         asyncio.run(world.reconcile("QueueTopic"))
-        return world.configs(ResourceType.TOPIC, "fields-shrinks")
+        return world.configs(ConfigResourceType.TOPIC, "fields-shrinks")
 
     assert change(1, retention_ms="5000")["retention.ms"] == "5000"
     assert world.ready("QueueTopic", "shrinks") == ("False", "PartitionsNeverShrink")
@@ -374,12 +381,12 @@ def test_a_defect_is_a_condition_of_a_cluster(
     """Clusters have loops of their own, so a failing one has no neighbours."""
     world = World(shared_broker)
     place = (world.kube, world.kube.store(), Brokers(shared_broker.bootstrap), "n", "main")
-    clusters = Clusters(*place, "i:1", on_reachable=lambda: None)
+    clusters = QueueClusterReconciler(*place, "i:1", on_reachable=lambda: None)
 
     def failing(*_: Any, **__: Any) -> None:
         raise ValueError("int too large to convert")
 
-    monkeypatch.setattr(decision, "refusal", failing)
+    monkeypatch.setattr(decision, "find_refusal", failing)
     with pytest.raises(ValueError, match="int too large"):
         asyncio.run(clusters.reconcile(["main"]))
     assert world.ready("QueueCluster", "main") == ("False", "Defect")

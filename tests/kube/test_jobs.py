@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.test_scale_targets import Shop, ready
-from shoal_operator.broker_states import GroupState
-from shoal_operator.jobs import BACKOFF_MS, STARTED_MAX
+from shoal_operator.brokers.broker_states import GroupState
+from shoal_operator.consumers.jobs import BACKOFF_MS, STARTED_MAX
+from shoal_operator.consumers.scaling import GroupLoad, ScalingHistory, ScalingPolicy, decide
 from shoal_operator.model import job
 from shoal_operator.model.consumer_pod import PodContext
-from shoal_operator.scaling import History, Load, Policy, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class JobShop(Shop):
         return sorted(found, key=lambda name: int(name.rpartition("-")[2]))
 
     def active(self) -> list[str]:
-        return [o["metadata"]["name"] for o in self.kube.all("Job") if not job.end_of(o)]
+        return [o["metadata"]["name"] for o in self.kube.all("Job") if not job.get_end_condition(o)]
 
     def report(self, name: str, **status: Any) -> None:
         """Write the status of a Job, as Kubernetes' controller does."""
@@ -58,12 +58,12 @@ class JobShop(Shop):
 
 
 def test_a_job_has_the_users_template_and_the_group() -> None:
-    given: dict[str, Any] = {
+    given: Any = {
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},
         "spec": {"job": TEMPLATE | {"activeDeadlineSeconds": 60}},
     }
-    made = job.manifest(given, ABOUT)
+    made = job.build_manifest(given, ABOUT)
     assert made["metadata"]["generateName"] == "c-"
     assert [o["uid"] for o in made["metadata"]["ownerReferences"]] == ["u"]
     assert (made["spec"]["backoffLimit"], made["spec"]["activeDeadlineSeconds"]) == (0, 60)
@@ -74,7 +74,7 @@ def test_a_job_has_the_users_template_and_the_group() -> None:
     assert (container["image"], container["imagePullPolicy"]) == ("r/broker:1", "Always")
     assert {"name": "SHOAL_TOPICS", "value": "t,u"} in container["env"]
     given["spec"]["job"]["template"]["spec"]["restartPolicy"] = "OnFailure"
-    again = job.manifest(given, ABOUT)["spec"]["template"]["spec"]
+    again = job.build_manifest(given, ABOUT)["spec"]["template"]["spec"]
     assert again["restartPolicy"] == "OnFailure"
 
 
@@ -98,9 +98,11 @@ def test_a_job_has_the_users_template_and_the_group() -> None:
 def test_a_job_at_work_counts_once(
     due: int, in_flight: int, active: int, per_job: int, jobs: int
 ) -> None:
-    lag = job.work(due, in_flight, active, per_job)
-    policy = Policy(replicas_max=99, target_lag=per_job, records_per_replica=1, cooldown_ms=0)
-    assert decide(policy, Load(lag, 4, 2000), active, History(), 0).replicas == jobs
+    lag = job.count_work(due, in_flight, active, per_job)
+    policy = ScalingPolicy(
+        replicas_max=99, target_lag=per_job, records_per_replica=1, cooldown_ms=0
+    )
+    assert decide(policy, GroupLoad(lag, 4, 2000), active, ScalingHistory(), 0).replicas == jobs
 
 
 def test_jobs_start_for_records_and_are_never_stopped(pass_time: Callable[[int], None]) -> None:

@@ -18,19 +18,19 @@ from certificates import Authority, Stores
 from hypothesis import given
 from hypothesis import strategies as st
 from kube.api_server import ApiServer, CrashPoint, resource
-from shoal_operator import keda
-from shoal_operator import keda_messages as messages
-from shoal_operator.grpc_server import (
+from shoal_operator.http_access import HttpAccess
+from shoal_operator.runtime import Operator
+from shoal_operator.scaler import keda
+from shoal_operator.scaler import keda_messages as messages
+from shoal_operator.scaler.grpc_server import (
     CONNECTIONS_MAX,
     IDLE_S_MAX,
     REQUEST_BYTES_MAX,
     UNREAD_BYTES_MAX,
-    Status,
+    GrpcStatus,
 )
-from shoal_operator.http_access import HttpAccess
-from shoal_operator.keda_messages import BadMessage
-from shoal_operator.runtime import Operator
-from shoal_operator.settings import Settings
+from shoal_operator.scaler.keda_messages import BadMessage
+from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -46,32 +46,32 @@ REF = bytes.fromhex(
 
 
 def test_messages_are_read_and_written_as_protoc_does() -> None:
-    assert messages.scaled_object_ref(REF) == ("so", "n", {"shareConsumer": "eaters"})
+    assert messages.parse_scaled_object_ref(REF) == ("so", "n", {"shareConsumer": "eaters"})
     asked = bytes([0x0A, len(REF)]) + REF + bytes.fromhex("1203647565")
-    assert messages.metrics_request(asked) == (messages.scaled_object_ref(REF), "due")
-    assert messages.is_active_response(True) == b"\x08\x01"
-    assert messages.is_active_response(False) == b""
-    assert messages.metric_response("due", 300) == bytes.fromhex(
+    assert messages.parse_metrics_request(asked) == (messages.parse_scaled_object_ref(REF), "due")
+    assert messages.encode_active_response(True) == b"\x08\x01"
+    assert messages.encode_active_response(False) == b""
+    assert messages.encode_metric_response("due", 300) == bytes.fromhex(
         "0a110a0364756510ac02190000000000c07240"
     )
-    assert messages.metric_response("due", 0) == bytes.fromhex("0a050a03647565")
+    assert messages.encode_metric_response("due", 0) == bytes.fromhex("0a050a03647565")
 
 
 def test_unknown_fields_are_skipped() -> None:
     more = bytes.fromhex("2096012d000000003100000000000000003a0178")
-    assert messages.scaled_object_ref(more + REF) == messages.scaled_object_ref(REF)
+    assert messages.parse_scaled_object_ref(more + REF) == messages.parse_scaled_object_ref(REF)
 
 
 @pytest.mark.parametrize("data", ["0a", "0a05616263", "ff" * 11, "0b", "0a01ff", "0801"])
 def test_bytes_that_are_no_message_are_refused(data: str) -> None:
     with pytest.raises(BadMessage):
-        messages.scaled_object_ref(bytes.fromhex(data))
+        messages.parse_scaled_object_ref(bytes.fromhex(data))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
-        messages.scaled_object_ref(data)
+        messages.parse_scaled_object_ref(data)
     except BadMessage:
         pass
 
@@ -163,7 +163,7 @@ def framed(message: bytes) -> bytes:
 class FixedAccess:
     """Asks for the token `secret`."""
 
-    def allows(self, header: str, consumer: tuple[str, str], *, certified: bool) -> bool:
+    def may_read(self, header: str, consumer: tuple[str, str], *, certified: bool) -> bool:
         return certified or (header, consumer) == ("Bearer secret", ("n", "eaters"))
 
 
@@ -171,7 +171,9 @@ class Scene:
     """An operator on standby, which repeats the status of a ShareConsumer."""
 
     def __init__(self) -> None:
-        settings = Settings("b:1", "s:1", "role", "http://o", workloads=frozenset(["deployment"]))
+        settings = ChartSettings(
+            "b:1", "s:1", "role", "http://o", workloads=frozenset(["deployment"])
+        )
         self.kube = ApiServer(CrashPoint())
         self.operator = Operator(self.kube, settings, another_leads=lambda: True)
         group = {"shareGroup": "g", "scaling": {"targetLagPerReplica": 40}}
@@ -195,7 +197,7 @@ async def scene(
     idle_s_max: float = IDLE_S_MAX,
 ) -> AsyncIterator[Scene]:
     made = Scene()
-    server = keda.server(made.operator, access)
+    server = keda.make_server(made.operator, access)
     server.idle_s_max = idle_s_max
     made.port = await server.start("127.0.0.1", 0, tls)
     loop = asyncio.get_running_loop()
@@ -213,18 +215,18 @@ def test_keda_gets_the_records_that_are_due_and_the_target() -> None:
         async with scene() as found:
             found.report(lag=9, due=7)
             spec = await found.client.call("GetMetricSpec", REF)
-            assert spec == ([messages.metric_response("due", 40)], Status.OK, "")
+            assert spec == ([messages.encode_metric_response("due", 40)], GrpcStatus.OK, "")
             asked = bytes([0x0A, len(REF)]) + REF
             values = await found.client.call("GetMetrics", asked)
-            assert values == ([messages.metric_response("due", 7)], Status.OK, "")
+            assert values == ([messages.encode_metric_response("due", 7)], GrpcStatus.OK, "")
             active = await found.client.call("IsActive", REF)
-            assert active == ([b"\x08\x01"], Status.OK, "")
+            assert active == ([b"\x08\x01"], GrpcStatus.OK, "")
             found.report(lag=9, due=0)
             assert (await found.client.call("IsActive", REF)).messages == [b""]
             # metadata targetValue: "5"
             five = REF + bytes.fromhex("1a100a0b74617267657456616c7565120135")
             spec = await found.client.call("GetMetricSpec", five)
-            assert spec.messages == [messages.metric_response("due", 5)]
+            assert spec.messages == [messages.encode_metric_response("due", 5)]
 
     asyncio.run(scenario())
 
@@ -249,7 +251,7 @@ def test_a_stream_reports_the_first_record_at_once() -> None:
             client.h2.reset_stream(stream)
             client.transport.write(client.h2.data_to_send())
             # The connection serves the next call, and nothing listens any more.
-            assert (await client.call("IsActive", REF)).status == Status.OK
+            assert (await client.call("IsActive", REF)).status == GrpcStatus.OK
             assert found.operator._signal_listeners == []  # noqa: SLF001
 
     asyncio.run(scenario())
@@ -260,12 +262,12 @@ def test_what_cannot_be_answered_has_a_status() -> None:
         async with scene() as found:
             call = found.client.call
             unknown = await call("IsActive", REF)
-            assert unknown.status == Status.UNAVAILABLE
+            assert unknown.status == GrpcStatus.UNAVAILABLE
             assert "lag of the group of ShareConsumer n/eaters is unknown" in unknown.text
             nobody = await call("IsActive", bytes.fromhex("0a02736f12016e"))
-            assert nobody == ([], Status.NOT_FOUND, "ShareConsumer n/so does not exist")
-            assert (await call("StreamMetricSpec", REF)).status == Status.UNIMPLEMENTED
-            assert (await call("IsActive", b"\x0a")).status == Status.INVALID_ARGUMENT
+            assert nobody == ([], GrpcStatus.NOT_FOUND, "ShareConsumer n/so does not exist")
+            assert (await call("StreamMetricSpec", REF)).status == GrpcStatus.UNIMPLEMENTED
+            assert (await call("IsActive", b"\x0a")).status == GrpcStatus.INVALID_ARGUMENT
             bad = REF + bytes.fromhex("1a100a0b74617267657456616c7565120178")
             found.report(lag=1, due=1)
             assert "targetValue is 'x'" in (await call("GetMetricSpec", bad)).text
@@ -276,14 +278,14 @@ def test_what_cannot_be_answered_has_a_status() -> None:
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        (b"", Status.INVALID_ARGUMENT),
-        (b"\x01\x00\x00\x00\x00", Status.UNIMPLEMENTED),
-        (b"\x00\x00\x00\x00\x09x", Status.INVALID_ARGUMENT),
-        (framed(b"") * 2, Status.INVALID_ARGUMENT),
-        (framed(bytes(REQUEST_BYTES_MAX)), Status.RESOURCE_EXHAUSTED),
+        (b"", GrpcStatus.INVALID_ARGUMENT),
+        (b"\x01\x00\x00\x00\x00", GrpcStatus.UNIMPLEMENTED),
+        (b"\x00\x00\x00\x00\x09x", GrpcStatus.INVALID_ARGUMENT),
+        (framed(b"") * 2, GrpcStatus.INVALID_ARGUMENT),
+        (framed(bytes(REQUEST_BYTES_MAX)), GrpcStatus.RESOURCE_EXHAUSTED),
     ],
 )
-def test_requests_that_are_no_single_message_are_refused(body: bytes, status: Status) -> None:
+def test_requests_that_are_no_single_message_are_refused(body: bytes, status: GrpcStatus) -> None:
     async def scenario() -> None:
         async with scene() as found:
             stream = found.client.start(f"/{keda.SERVICE}/IsActive", body)
@@ -330,7 +332,7 @@ def test_idle_connections_do_not_keep_keda_out() -> None:
                 idle.append(client)
             await idle[0].until(lambda: False)
             assert idle[0].closed
-            assert (await idle[-1].call("IsActive", REF)).status == Status.OK
+            assert (await idle[-1].call("IsActive", REF)).status == GrpcStatus.OK
             assert not found.client.closed
             for client in idle:
                 client.transport.close()
@@ -379,7 +381,7 @@ def test_a_token_opens_the_signal_of_its_share_consumer_only() -> None:
         async with scene(FixedAccess()) as found:
             found.report(lag=1, due=1)
             refused = await found.client.call("IsActive", REF)
-            assert refused.status == Status.PERMISSION_DENIED
+            assert refused.status == GrpcStatus.PERMISSION_DENIED
             # metadata tokenFromEnv: "secret"
             token = REF + bytes.fromhex("1a160a0c746f6b656e46726f6d456e761206736563726574")
             assert (await found.client.call("IsActive", token)).messages == [b"\x08\x01"]
@@ -413,7 +415,7 @@ def test_a_client_certificate_opens_every_signal(tmp_path: Path) -> None:
             return await found.client.call("IsActive", REF)
 
     async def scenario() -> None:
-        assert (await answer(None)).status == Status.PERMISSION_DENIED
+        assert (await answer(None)).status == GrpcStatus.PERMISSION_DENIED
         assert (await answer(tmp_path / "keda.pem")).messages == [b"\x08\x01"]
 
     asyncio.run(scenario())

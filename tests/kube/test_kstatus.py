@@ -10,12 +10,13 @@ import yaml
 from kube.api_server import STATUSES
 from kube.kstatus import results
 from kube.test_troubleshooting_page import OF_CRDS, of_operator
-from shoal_operator.conditions import Verdict, conditions
+from shoal_operator.kube.conditions import Verdict, build_conditions
 from shoal_operator.model.names import API_VERSION
 
 KINDS = (
     "QueueCluster",
     "QueueRebalance",
+    "QueueSchedule",
     "QueueTopic",
     "QueueUser",
     "Redrive",
@@ -28,6 +29,8 @@ AT_WORK_AND_READY = (
     "Reassigning",
     "CatchingUp",
     "RenewingCertificates",
+    "ResizeWaits",
+    "Resizing",
     "ResetWaits",
     "ResetRefused",
     "ScalingDown",
@@ -41,7 +44,9 @@ AT_WORK = (
     "CertManagerMissing",
     "CertificatePending",
     "ConsumerFails",
+    "ConsumerNotReady",
     "ImageNotPulled",
+    "InitContainerRuns",
     "IssuerNotReady",
     "IssuerNotSuitable",
     "OutOfMemory",
@@ -51,6 +56,7 @@ AT_WORK = (
     "VolumeNotBound",
     "VolumeNotMounted",
     "ClusterNotFound",
+    "Hibernating",
     "BrokersUnreachable",
     "Creating",
     "DeletionWaits",
@@ -63,7 +69,7 @@ AT_WORK = (
     "Rolling",
     "ApplicationStarting",
     "ApplyFailed",
-    "StatefulSetNotTakenUp",
+    "StatefulSetNotObserved",
     "ListenerWithoutAddress",
     "NoListenerForUser",
     "ClusterNotSecured",
@@ -84,6 +90,8 @@ AT_WORK = (
     "ShareGroupNotReady",
     "Restoring",
     "RestoreWaits",
+    "PayloadNotFound",
+    "PreviousUnfinished",
 )
 #: Waiting does not help.
 STALLED = (
@@ -136,6 +144,8 @@ STALLED = (
 )
 #: Reasons with several states, listed individually below.
 SEVERAL = (
+    "ClusterHibernated",
+    "Hibernated",
     "Paused",
     "ProposalReady",
     "ConfigRefused",
@@ -147,19 +157,21 @@ SEVERAL = (
     "RollWaits",
     "Scaling",
     "UserRefused",
+    "WaitsForAdmission",
 )
 #: Reasons of `Degraded` or of a condition of its own: that of Ready is another one.
 WARNINGS = (
     "ApprovalOutdated",
     "AuthorizationOff",
     "DeadLetterTopicForbidden",
+    "DeadLetterTopicMissing",
     "DeadLetterTopicRefused",
     "DeadLettersFail",
     "DiskNearlyFull",
-    "Flooded",
+    "DeadLetterLimitReached",
     "GatewayApiMissing",
     "KeysHeld",
-    "LettersLeft",
+    "DeadLettersRemaining",
     "MetadataVersionNotLowered",
     "MetadataVersionRefused",
     "MetadataVersionUnknown",
@@ -168,6 +180,7 @@ WARNINGS = (
     "MetricsUnknown",
     "MovesLeftOut",
     "NoUser",
+    "NoWindow",
     "NodeWithoutRack",
     "NodesNotReadable",
     "ObjectsMissing",
@@ -175,12 +188,16 @@ WARNINGS = (
     "OtherVersion",
     "ParallelismUnreachable",
     "RenewalOff",
+    "ResizeRefused",
     "RouteNotAccepted",
     "RouteNotWritten",
     "ScaleDownRefused",
     "ShareGroupShared",
     "StoreFails",
     "VolumeNotGrown",
+    "VolumeNotModified",
+    "WindowSet",
+    "WindowUnknown",
 )
 
 
@@ -188,36 +205,48 @@ def verdicts() -> list[tuple[Verdict, str]]:
     """Return the operator's verdicts on resources, and the kstatus result of each."""
     found = [(Verdict(True, reason, "text"), "Current") for reason in READY]
     found += [(Verdict(True, r, "text", progressing=True), "InProgress") for r in AT_WORK_AND_READY]
-    found += [(Verdict.waiting(reason, "text"), "InProgress") for reason in AT_WORK]
-    found += [(Verdict.blocked(reason, "text"), "InProgress") for reason in AT_WORK]
-    found += [(Verdict.refused(reason, "text"), "Failed") for reason in STALLED]
+    found += [(Verdict.make_waiting(reason, "text"), "InProgress") for reason in AT_WORK]
+    found += [(Verdict.make_blocked(reason, "text"), "InProgress") for reason in AT_WORK]
+    found += [(Verdict.make_refused(reason, "text"), "Failed") for reason in STALLED]
     return [
         *found,
-        *((Verdict.fine("text").warned((reason, "text")), "Current") for reason in WARNINGS),
-        (Verdict.waiting("Starting", "text").warned((WARNINGS[0], "text")), "InProgress"),
+        *(
+            (Verdict.make_reconciled("text").with_warning((reason, "text")), "Current")
+            for reason in WARNINGS
+        ),
+        (
+            Verdict.make_waiting("Starting", "text").with_warning((WARNINGS[0], "text")),
+            "InProgress",
+        ),
         # A maintenance window comes automatically, and nothing is under way until then.
         (Verdict(True, "RollWaits", "text"), "Current"),
         (Verdict(True, "RollWaits", "text", progressing=True), "InProgress"),
         # Brokers restart one after the other while the others serve.
         (Verdict(True, "Rolling", "text", progressing=True), "InProgress"),
         (Verdict(True, "Restarting", "text", progressing=True), "InProgress"),
-        (Verdict.blocked("DiskFull", "text"), "InProgress"),
-        (Verdict.refused("DiskFull", "text"), "Failed"),
-        (Verdict.refused("DiskFailed", "text"), "Failed"),
+        (Verdict.make_blocked("DiskFull", "text"), "InProgress"),
+        (Verdict.make_refused("DiskFull", "text"), "Failed"),
+        (Verdict.make_refused("DiskFailed", "text"), "Failed"),
         # The brokers may accept it later, or not.
-        (Verdict.waiting("UserRefused", "text"), "InProgress"),
-        (Verdict.refused("UserRefused", "text"), "Failed"),
+        (Verdict.make_waiting("UserRefused", "text"), "InProgress"),
+        (Verdict.make_refused("UserRefused", "text"), "Failed"),
         # A broker has not been ready for two minutes, or a Deployment for its deadline.
-        (Verdict.refused("ImageNotPulled", "text"), "Failed"),
+        (Verdict.make_refused("ImageNotPulled", "text"), "Failed"),
         # A paused cluster does not match its spec; a workload with zero consumers does.
         (Verdict(False, "Paused", "text", paused=True), "InProgress"),
         (Verdict(True, "Paused", "text", paused=True), "Current"),
+        # A hibernated cluster serves nobody, and its resources are as they were.
+        (Verdict(False, "Hibernated", "text", paused=True), "InProgress"),
+        (Verdict(False, "ClusterHibernated", "text", paused=True), "InProgress"),
+        # Some consumers run, or none.
+        (Verdict(True, "WaitsForAdmission", "text", progressing=True), "InProgress"),
+        (Verdict(False, "WaitsForAdmission", "text", progressing=True), "InProgress"),
         # A proposal waits for its approval.
         (Verdict(False, "ProposalReady", "text", paused=True), "InProgress"),
-        (Verdict.refused("ConfigRefused", "text"), "Failed"),
+        (Verdict.make_refused("ConfigRefused", "text"), "Failed"),
         (Verdict(False, "ConfigRefused", "text", progressing=True), "InProgress"),
-        (Verdict.blocked("BrokerNotReady", "text"), "InProgress"),
-        (Verdict.refused("BrokerNotReady", "text"), "Failed"),
+        (Verdict.make_blocked("BrokerNotReady", "text"), "InProgress"),
+        (Verdict.make_refused("BrokerNotReady", "text"), "Failed"),
         (Verdict(True, "Scaling", "text", progressing=True), "InProgress"),
         (Verdict(False, "Scaling", "text", progressing=True), "InProgress"),
         # The next Job starts later.
@@ -233,7 +262,7 @@ def resource(kind: str, status: dict[str, Any], generation: int = 2, **meta: Any
 
 
 def written(verdict: Verdict, before: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    rows = conditions(verdict, 2, "2026-01-01T00:00:00Z", before)
+    rows = build_conditions(verdict, 2, "2026-01-01T00:00:00Z", before)
     return {"observedGeneration": 2, "conditions": rows}
 
 
@@ -262,7 +291,7 @@ def test_a_new_resource_is_in_progress() -> None:
 
 
 def test_a_changed_or_deleted_resource_is_not_current() -> None:
-    fine = written(Verdict.fine("text"))
+    fine = written(Verdict.make_reconciled("text"))
     assert results(
         [
             resource("QueueTopic", fine, generation=3),
@@ -274,14 +303,14 @@ def test_a_changed_or_deleted_resource_is_not_current() -> None:
 @pytest.mark.parametrize(
     ("verdict", "present"),
     [
-        (Verdict.fine("text"), set()),
-        (Verdict.waiting("Starting", "text"), {"Reconciling"}),
-        (Verdict.refused("NoMajority", "text"), {"Stalled"}),
+        (Verdict.make_reconciled("text"), set()),
+        (Verdict.make_waiting("Starting", "text"), {"Reconciling"}),
+        (Verdict.make_refused("NoMajority", "text"), {"Stalled"}),
     ],
 )
 def test_conditions_of_kstatus_are_there_only_while_true(verdict: Verdict, present: set) -> None:
-    before = written(Verdict.refused("ConfigRefused", "text"))["conditions"]
-    before += written(Verdict.waiting("Starting", "text"))["conditions"]
+    before = written(Verdict.make_refused("ConfigRefused", "text"))["conditions"]
+    before += written(Verdict.make_waiting("Starting", "text"))["conditions"]
     rows = written(verdict, before)["conditions"]
     ours = {c["type"]: c["status"] for c in rows if c["type"] in ("Reconciling", "Stalled")}
     assert ours == dict.fromkeys(present, "True")

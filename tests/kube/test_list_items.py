@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from kube import rendered
-from kube.api_server import CRDS
-from kube.structural import schemas
-from shoal_operator import schedules
-from shoal_operator.model import assumed, cluster, listeners, names, node_pools, users
+from kube.structural import CRDS, schemas
+from shoal_operator.model import (
+    cluster,
+    field_defaults,
+    listeners,
+    names,
+    node_pools,
+    schedules,
+    users,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,12 +29,12 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 #: Where the operator assumes values, as the kind, the path of the item in the spec, and the fields.
 ASSUMED = [
-    ("QueueCluster", "listeners", assumed.LISTENER),
-    ("QueueCluster", "nodePools", assumed.NODE_POOL),
-    ("QueueCluster", "nodePools.template.pod", assumed.POD_TEMPLATE),
-    ("QueueUser", "acls", assumed.ACL),
-    ("QueueUser", "acls.resource", assumed.ACL_RESOURCE),
-    ("ShareConsumer", "scaling.schedules", assumed.SCHEDULE),
+    ("QueueCluster", "listeners", field_defaults.LISTENER),
+    ("QueueCluster", "nodePools", field_defaults.NODE_POOL),
+    ("QueueCluster", "nodePools.template.pod", field_defaults.POD_TEMPLATE),
+    ("QueueUser", "acls", field_defaults.ACL),
+    ("QueueUser", "acls.resource", field_defaults.ACL_RESOURCE),
+    ("ShareConsumer", "scaling.schedules", field_defaults.SCHEDULE),
 ]
 
 
@@ -72,41 +78,44 @@ def test_the_description_says_what_the_operator_assumes(
 
 
 NOW = datetime.datetime(2026, 6, 1, 9, 30, tzinfo=datetime.UTC)
-LISTENER = {"name": "plain", "port": 9092, "tls": {"enabled": False}}
+LISTENER: Any = {"name": "plain", "port": 9092, "tls": {"enabled": False}}
 POOL = {"name": "large", "firstNodeId": 100}
 ENTRY: Manifest = {"resource": {"type": "topic", "name": "a"}, "operations": ["read"]}
 SCHEDULE = {"name": "day", "start": "0 9 * * *", "duration": "1h", "minReplicas": 2}
 
 
-def of_cluster(**spec: Any) -> Manifest:
+def of_cluster(**spec: Any) -> Any:
     found = rendered.clusters()["whole"]
     return {**found, "spec": {**found["spec"], **spec}}
 
 
-def read_listener(item: Manifest) -> Any:
+def read_listener(item: Any) -> Any:
     whole = of_cluster(listeners=[item])
     inside = listeners.is_internal(item), listeners.is_routed(item)
-    return inside, listeners.external(whole), listeners.services(whole)
+    return inside, listeners.list_external(whole), listeners.build_services(whole)
 
 
 def read_pool(item: Manifest) -> Any:
     whole = of_cluster(nodePools=[item])
-    return node_pools.of(whole), node_pools.replicas(node_pools.with_replicas(whole, {}))
+    return node_pools.list_pools(whole), node_pools.count_replicas(
+        node_pools.with_replicas(whole, {})
+    )
 
 
 def read_pod(item: Manifest) -> Any:
     whole = of_cluster(template={"pod": item})
-    made = cluster.manifests(whole, "i:1", rendered.services(whole))
+    made = cluster.build_manifests(whole, "i:1", rendered.services(whole))
     return made[-1]["spec"]["template"]
 
 
-def read_entry(item: Manifest) -> Any:
+def read_entry(item: Any) -> Any:
     spec = {"authentication": {"type": "tls"}, "acls": [item]}
-    return users.acls({"metadata": {"name": "u"}, "spec": spec})
+    user: Any = {"metadata": {"name": "u"}, "spec": spec}
+    return users.build_acls(user)
 
 
-def read_schedule(item: Manifest) -> Any:
-    return schedules.problem([item]), schedules.bounds([item], NOW, 0, 9)
+def read_schedule(item: Any) -> Any:
+    return schedules.find_problem([item]), schedules.compute_bounds([item], NOW, 0, 9)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +137,7 @@ def test_a_stored_default_and_a_field_left_out_are_the_same(
 
 
 def test_other_values_count() -> None:
-    assert listeners.is_routed({**LISTENER, "type": "Ingress"})
+    assert listeners.is_routed(LISTENER | {"type": "Ingress"})
     assert read_pool({**POOL, "replicas": 3, "roles": ["controller"]}) != read_pool(POOL)
     assert read_pod({"terminationGracePeriodSeconds": 61}) != read_pod({})
     assert read_entry({**ENTRY, "permission": "deny"}) != read_entry(ENTRY)

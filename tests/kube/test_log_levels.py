@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kube.test_interrupted import CLUSTER, World
 from servers import ShoalProcess
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.client import Client
-from shoal.client.configs import Resource, ResourceType
-from shoal_operator.broker_states import ClusterState
-from shoal_operator.cluster.decision import level_changes
+from shoal_operator.brokers.broker_states import ClusterState
+from shoal_operator.cluster.decision import compute_level_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,8 +23,8 @@ NETWORK, AUDIT = "shoal.server.network", "shoal.server.audit"
 def changes(
     want: Mapping[str, str], applied: list[str], have: Mapping[int, Mapping[str, str]]
 ) -> dict[int, dict[str, str | None]]:
-    cluster = {"spec": {"logging": {"loggers": want}}, "status": {"appliedLoggers": applied}}
-    return level_changes(cluster, ClusterState("id", 0, {}, log_levels=have))
+    cluster: Any = {"spec": {"logging": {"loggers": want}}, "status": {"appliedLoggers": applied}}
+    return compute_level_changes(cluster, ClusterState("id", 0, {}, log_levels=have))
 
 
 def test_only_brokers_with_other_levels_are_changed() -> None:
@@ -57,7 +57,7 @@ def test_a_broker_follows_the_spec(broker: ShoalProcess) -> None:
 
     async def levels() -> dict[str, str | None]:
         async with Client(broker.bootstrap) as client:
-            own = Resource(ResourceType.BROKER_LOGGER, "0")
+            own = ConfigResource(ConfigResourceType.BROKER_LOGGER, "0")
             found = await client.admin.configs.describe([own], keys=["root", NETWORK, AUDIT])
             entries: Any = found[own]
             return {name: entry.value for name, entry in entries.items()}

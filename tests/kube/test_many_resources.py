@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
+from shoal_operator.kube.store import Store
 from shoal_operator.model import names
 from shoal_operator.runtime import Operator
-from shoal_operator.settings import Settings
-from shoal_operator.store import Store
+from shoal_operator.settings import ChartSettings
 
 STAMP = "2026-01-01T00:00:00Z"
 #: Resources whose events are measured.
@@ -52,7 +52,7 @@ def calls_of_events(count: int, *, deleted: bool) -> int:
         kube = ApiServer(CrashPoint())
         for number in range(count):
             kube.objects["QueueUser", f"user-{number:05}"] = user(number)
-        operator = Operator(kube, Settings("b:1", "s:1", "role", "u"), ("n",))
+        operator = Operator(kube, ChartSettings("b:1", "s:1", "role", "u"), ("n",))
         try:
             operator.set_leading(True)
             # The loops of the cluster run once this replica leads.
@@ -84,14 +84,14 @@ def test_the_store_knows_which_resources_are_claimed() -> None:
     of = ("QueueUser", "n", "main")
     store.put(user(1))
     store.put(user(2, reason="UserClaimed"))
-    assert store.claimed(*of) == ["user-00002"]
+    assert store.list_claimed(*of) == ["user-00002"]
     again = user(2)
     again["metadata"]["resourceVersion"] = "9"
     store.put(again)
-    assert store.claimed(*of) == []
+    assert store.list_claimed(*of) == []
     store.put(user(3, reason="UserClaimed"))
     store.drop(user(3))
-    assert store.claimed(*of) == []
+    assert store.list_claimed(*of) == []
     for number in (1, 2):
         assert store.has_any(*of)
         store.drop(user(number))

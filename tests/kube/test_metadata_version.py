@@ -7,7 +7,7 @@ import shoal
 from shoal.metadata.controller import INITIAL_FEATURES, METADATA_VERSION, SUPPORTED_FEATURES
 from shoal.protocol import feature_levels
 from shoal.protocol.feature_levels import SECURITY_FEATURE
-from shoal_operator.cluster.metadata_version import Plan, finalized, plan
+from shoal_operator.cluster.metadata_version import FeaturePlan, find_finalized_release, make_plan
 
 RELEASES = {
     "0.9": {"share.version": 1, SECURITY_FEATURE: 1},
@@ -48,7 +48,7 @@ def test_missing_levels_are_raised(
     wanted: str, versions: list[str], features: dict[str, int], levels: dict[str, int]
 ) -> None:
     """The feature of security is not: a request raises it."""
-    assert plan(wanted, dict(enumerate(versions)), features) == Plan(levels)
+    assert make_plan(wanted, dict(enumerate(versions)), features) == FeaturePlan(levels)
 
 
 @pytest.mark.usefixtures("releases")
@@ -63,7 +63,7 @@ def test_missing_levels_are_raised(
 def test_what_is_in_the_way_is_named(
     wanted: str, versions: list[str], features: dict[str, int], reason: str, words: str
 ) -> None:
-    levels, problem = plan(wanted, dict(enumerate(versions)), features)
+    levels, problem = make_plan(wanted, dict(enumerate(versions)), features)
     assert not levels
     assert problem is not None
     assert problem.reason == reason
@@ -75,9 +75,9 @@ def test_a_release_without_new_features_asks_for_nothing(monkeypatch: pytest.Mon
     same = RELEASES | {"0.11": RELEASES["0.10"]}
     monkeypatch.setattr("shoal_operator.cluster.metadata_version.RELEASE_FEATURES", same)
     features = RELEASES["0.10"]
-    assert finalized(features) == "0.11"
-    assert plan("0.10", {0: "0.11.0"}, features) == Plan({})
-    assert plan("0.9", {0: "0.11.0"}, features).problem is not None
+    assert find_finalized_release(features) == "0.11"
+    assert make_plan("0.10", {0: "0.11.0"}, features) == FeaturePlan({})
+    assert make_plan("0.9", {0: "0.11.0"}, features).problem is not None
 
 
 @pytest.mark.usefixtures("releases")
@@ -91,4 +91,4 @@ def test_a_release_without_new_features_asks_for_nothing(monkeypatch: pytest.Mon
     ],
 )
 def test_the_status_has_the_newest_release(features: dict[str, int], release: str) -> None:
-    assert finalized(features) == release
+    assert find_finalized_release(features) == release

@@ -10,10 +10,11 @@ import pytest
 from conditions import eventually
 from kube.api_server import resource
 from kube.secured_pods import LISTENERS, METRICS, SecuredPods
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
-from shoal.client.errors import KafkaError
-from shoal.client.topics import NewTopic
-from shoal_operator.log_levels import ControllerLevels
+from shoal.client.errors import KafkaError, expect
+from shoal_operator.brokers.log_levels import ControllerLevels
 from shoal_operator.model import names, security
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ def replicas(admin: SyncClient, topic: str) -> dict[int, list[int]]:
 def registered(admin: SyncClient) -> list[int]:
     about = admin.run(admin.admin.describe_cluster(fenced=True))
     return sorted(one.node_id for one in about.brokers)
+
+
+def read_cordon(admin: SyncClient, id: int) -> str | None:
+    broker, name = ConfigResource(ConfigResourceType.BROKER, str(id)), "cordoned.log.dirs"
+    found = admin.run(admin.admin.configs.describe([broker], keys=[name]))
+    return expect(found)[broker][name].value
 
 
 def condition(pods: SecuredPods, kind: str) -> tuple[str, str, str]:
@@ -154,6 +161,12 @@ def test_a_broker_of_a_pool_leaves_when_it_has_no_replicas(
     assert message.startswith("1 broker would be left, but jobs-0, jobs-1, wide-0 have"), message
     assert size() == 2
     assert admin.run(admin.admin.topics.delete(["wide"])) == {"wide": None}
+    # A broker that begins to leave, and stays after all, is cordoned in between only.
+    for large, cordoned in ((1, [101]), (2, [])):
+        pods.kube.add(queue_cluster(large=large))
+        asyncio.run(pods.reconcile(2))
+        assert (pods.resource["status"].get("cordonedBrokers") or []) == cordoned
+        assert read_cordon(admin, 101) == "*" * len(cordoned)
     pods.kube.add(queue_cluster(large=1))
 
     def drained() -> bool:
@@ -173,6 +186,12 @@ def test_a_broker_of_a_pool_leaves_when_it_has_no_replicas(
         asyncio.run(pods.reconcile(2))
         return registered(admin) == [0, 100]
 
+    eventually(unregistered)
+    assert not pods.resource["status"].get("cordonedBrokers")
+    # A broker that gets this id later is not cordoned.
+    leaving.start()
+    assert read_cordon(admin, 101) == ""
+    leaving.stop()
     eventually(unregistered)
     # Two brokers have other defaults for the replication of topics than three: a roll may begin.
 

@@ -15,15 +15,22 @@ from kube import rendered
 from kube.api_server import ApiServer, CrashPoint, resource
 from kube.structural import errors
 from kube.test_pod_layout import broker_config, files, objects
-from shoal.server.cluster_config import Listeners, cluster_config
-from shoal_operator.broker_certificates import OWN, TRUSTED, parse_certificates
-from shoal_operator.brokers import Brokers
+from shoal.server.cluster_config import Listeners, make_cluster_config
+from shoal_operator.brokers.broker_certificates import OWN, TRUSTED, parse_certificates
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.brokers.roller import (
+    BrokerPod,
+    ControllerQuorum,
+    PartitionState,
+    RestartStep,
+    WaitStep,
+    choose_next_step,
+)
 from shoal_operator.cluster import decision
-from shoal_operator.cluster.reconciler import Clusters
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.model import cluster as model
 from shoal_operator.model import names, node_pools, pod_layout, security
-from shoal_operator.model.broker_config import dedicated_controllers
-from shoal_operator.roller import BrokerPod, PartitionState, Proceed, Quorum, Wait, next_step
+from shoal_operator.model.broker_config import get_controller_addresses
 
 Manifest = dict[str, Any]
 EXAMPLES = Path(__file__).parents[2] / "examples/node-pools"
@@ -47,7 +54,7 @@ QUORUM = {
 }
 
 
-def queue_cluster(*pools: Manifest, **spec: Any) -> Manifest:
+def queue_cluster(*pools: Manifest, **spec: Any) -> Any:
     """Return the cluster with every field, and these pools."""
     made = copy.deepcopy(rendered.clusters()["whole"])
     del made["spec"]["rack"]
@@ -65,58 +72,71 @@ def stateful(made: Manifest, name: str) -> Manifest:
 # -- ids
 
 
+#: A few, or all that a pool may have.
+REPLICAS = st.integers(0, 4) | st.sampled_from([99, 100])
+
+
+def name_pods(made: Any, ids: list[int]) -> dict[int, str]:
+    """Return the names of the pods of these brokers and controllers, by their numbers."""
+    pods = {pod_layout.get_pod(id) for id in ids}
+    return {pod: node_pools.format_pod_name(made, pod) for pod in pods}
+
+
 @st.composite
-def specs(draw: st.DrawFn) -> Manifest:
+def specs(draw: st.DrawFn) -> Any:
     """Draw a cluster with pools that the schema allows."""
-    firsts = draw(st.lists(st.integers(1, 9), unique=True, max_size=9))
+    firsts = draw(st.lists(st.integers(1, 9), unique=True, max_size=4))
     pools: list[Manifest] = [
-        {"name": f"p{first}", "firstNodeId": 100 * first, "replicas": draw(st.integers(0, 100))}
+        {"name": f"p{first}", "firstNodeId": 100 * first, "replicas": draw(REPLICAS)}
         for first in firsts
     ]
     if draw(st.booleans()) and pools:
         pools[0] |= {"roles": ["controller"], "replicas": draw(st.sampled_from([1, 3, 5]))}
-    spec = {"replicas": draw(st.integers(1, 100)), "brokersPerPod": draw(st.integers(1, 16))}
+    spec = {"replicas": draw(REPLICAS.filter(bool)), "brokersPerPod": draw(st.integers(1, 16))}
     return {"metadata": {"name": "main"}, "spec": {**spec, "nodePools": pools}}
 
 
 @given(specs(), st.data())
-def test_an_id_always_belongs_to_the_same_node(made: Manifest, data: st.DataObject) -> None:
-    ids = pod_layout.nodes(made)
+def test_an_id_always_belongs_to_the_same_node(made: Any, data: st.DataObject) -> None:
+    ids = pod_layout.list_nodes(made)
     assert len(set(ids)) == len(ids)
-    where = {id: node_pools.pod_name(made, pod_layout.pod_of(id)) for id in ids}
-    for pool in node_pools.of(made):
+    where = name_pods(made, ids)
+    ids_by_pod: dict[int, set[int]] = {}
+    for id in ids:
+        ids_by_pod.setdefault(pod_layout.get_pod(id), set()).add(id)
+    for pool in node_pools.list_pools(made):
         for pod in pool.pods:
-            assert node_pools.of_pod(made, pod) == pool
-            mine = {id for id in ids if pod_layout.pod_of(id) == pod}
-            assert mine == {pod_layout.broker(pod, s) for s in pod_layout.slots(made, pod)}
-            assert {where[id] for id in mine} == {f"{pool.stateful_set}-{pod}"}
+            assert node_pools.find_pool(made, pod) == pool
+            mine = ids_by_pod[pod]
+            assert mine == {
+                pod_layout.compute_broker_id(pod, s) for s in pod_layout.list_slots(made, pod)
+            }
+            assert where[pod] == f"{pool.stateful_set}-{pod}"
     # Another order, other numbers of replicas, and one pool less.
     other = copy.deepcopy(made)
     kept = data.draw(st.permutations(other["spec"]["nodePools"]))
     other["spec"]["nodePools"] = kept[1:]
     for pool in other["spec"]["nodePools"]:
         if "roles" not in pool:
-            pool["replicas"] = data.draw(st.integers(0, 100))
-    other["spec"]["replicas"] = data.draw(st.integers(1, 100))
-    after = {
-        id: node_pools.pod_name(other, pod_layout.pod_of(id)) for id in pod_layout.nodes(other)
-    }
-    assert all(where[id] == after[id] for id in where.keys() & after.keys())
-    assert set(pod_layout.brokers(made)).isdisjoint(
-        pod for pool in node_pools.of(made) if pool.is_controller for pod in pool.pods
+            pool["replicas"] = data.draw(REPLICAS)
+    other["spec"]["replicas"] = data.draw(REPLICAS.filter(bool))
+    after = name_pods(other, pod_layout.list_nodes(other))
+    assert all(where[pod] == after[pod] for pod in where.keys() & after.keys())
+    assert set(pod_layout.list_brokers(made)).isdisjoint(
+        pod for pool in node_pools.list_pools(made) if pool.is_controller for pod in pool.pods
     )
 
 
 @given(specs())
-def test_pods_that_run_are_all_within_the_numbers_of_their_pools(made: Manifest) -> None:
-    counts = node_pools.replicas(made)
+def test_pods_that_run_are_all_within_the_numbers_of_their_pools(made: Any) -> None:
+    counts = node_pools.count_replicas(made)
     assert node_pools.with_replicas(made, counts) == made
-    more = node_pools.replicas(made, [99])
+    more = node_pools.count_replicas(made, [99])
     assert more == counts | {"": 100}
-    for pool in node_pools.of(made):
+    for pool in node_pools.list_pools(made):
         last = pool.first_id + node_pools.IDS - 1
-        grown = node_pools.with_replicas(made, node_pools.replicas(made, [last]))
-        assert node_pools.replicas(grown) == counts | {pool.name: 100}
+        grown = node_pools.with_replicas(made, node_pools.count_replicas(made, [last]))
+        assert node_pools.count_replicas(grown) == counts | {pool.name: 100}
 
 
 # -- rendered objects
@@ -125,12 +145,12 @@ def test_pods_that_run_are_all_within_the_numbers_of_their_pools(made: Manifest)
 def test_every_node_starts_with_the_settings_of_its_role() -> None:
     made = queue_cluster(LARGE, QUORUM, replicas=2)
     found = {}
-    for pool in node_pools.of(made):
+    for pool in node_pools.list_pools(made):
         template = stateful(made, pool.stateful_set)["spec"]["template"]
         (container,) = template["spec"]["containers"]
         for pod in pool.pods:
             config = broker_config(made, pod, container)
-            whole = cluster_config(config)
+            whole = make_cluster_config(config)
             found[config.node_id] = set(whole.kinds.values())
             assert config.node_id == pod
             assert whole.is_controller == pool.is_controller
@@ -187,7 +207,7 @@ def test_a_pool_has_its_own_size_volumes_and_template() -> None:
 def test_stateful_sets_select_their_own_pods_and_the_rest_selects_all() -> None:
     made = queue_cluster(LARGE, QUORUM)
     labels = {}
-    for pool in node_pools.of(made):
+    for pool in node_pools.list_pools(made):
         spec = stateful(made, pool.stateful_set)["spec"]
         labels[pool.name] = spec["template"]["metadata"]["labels"]
         assert spec["selector"]["matchLabels"].items() <= labels[pool.name].items()
@@ -209,7 +229,7 @@ def test_stateful_sets_select_their_own_pods_and_the_rest_selects_all() -> None:
 
 def test_the_operator_reaches_the_listener_of_dedicated_controllers() -> None:
     """Only theirs: clusters whose brokers are the controllers keep their NetworkPolicy."""
-    every = [names.selector("main"), names.OPERATOR_LABELS]
+    every = [names.build_selector("main"), names.OPERATOR_LABELS]
     for pools, wanted in (((LARGE, QUORUM), every), ((LARGE,), every[:1])):
         (policy,) = objects(queue_cluster(*pools), "NetworkPolicy")
         (quorum,) = (
@@ -218,9 +238,9 @@ def test_the_operator_reaches_the_listener_of_dedicated_controllers() -> None:
             if security.CONTROLLER_PORT in [one["port"] for one in rule["ports"]]
         )
         assert [one["podSelector"]["matchLabels"] for one in quorum["from"]] == wanted
-    addresses = dedicated_controllers(queue_cluster(LARGE, QUORUM))
+    addresses = get_controller_addresses(queue_cluster(LARGE, QUORUM))
     assert addresses[900] == "main-pool-quorum-900.main-brokers.n.svc:9093"
-    assert dedicated_controllers(queue_cluster(LARGE)) == {}
+    assert get_controller_addresses(queue_cluster(LARGE)) == {}
 
 
 def test_each_broker_of_a_pool_is_reached_from_outside() -> None:
@@ -236,7 +256,7 @@ def test_a_new_pool_changes_nothing_for_brokers_that_run() -> None:
     """With three brokers or more: the replication of topics stays the same."""
     before, after = queue_cluster(), queue_cluster(LARGE)
     have = rendered.services(after)
-    was, now = (model.manifests(made, "i:1", have) for made in (before, after))
+    was, now = (model.build_manifests(made, "i:1", have) for made in (before, after))
     by_name = {(one["kind"], one["metadata"]["name"]): one for one in now}
     for one in was:
         same = by_name[one["kind"], one["metadata"]["name"]]
@@ -246,7 +266,7 @@ def test_a_new_pool_changes_nothing_for_brokers_that_run() -> None:
             assert one == same
     removed = queue_cluster()
     del removed["spec"]["nodePools"]
-    assert model.manifests(removed, "i:1", have) == was
+    assert model.build_manifests(removed, "i:1", have) == was
 
 
 def test_a_pools_cache_is_a_part_of_its_own_volume() -> None:
@@ -288,51 +308,51 @@ def test_pools_beside_racks_ask_for_the_rack_of_their_node() -> None:
 # -- what is refused
 
 
-def refusal(made: Manifest) -> tuple[str, str]:
-    found = decision.refusal(security.resolved(made, security.stage(made, None)))
+def refusal(made: Any) -> tuple[str, str]:
+    found = decision.find_refusal(security.resolve(made, security.get_stage(made, None)))
     assert found is not None
     return found.reason, found.message
 
 
-def with_status(made: Manifest, **fields: Any) -> Manifest:
+def with_status(made: Manifest, **fields: Any) -> Any:
     return {**made, "status": {**made["status"], **fields}}
 
 
 ROWS = [{"name": "large", "roles": ["broker"], "firstNodeId": 100}]
 
 
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (queue_cluster(LARGE, {**LARGE, "name": "b"}), ["firstNodeId is 100", "multiple of 100"]),
-        (queue_cluster({**LARGE, "roles": ["broker", "controller"]}), ["both roles"]),
-        (queue_cluster(QUORUM, {**QUORUM, "name": "b", "firstNodeId": 800}), ["2 pools", "b, qu"]),
-        (
-            with_status(queue_cluster({**LARGE, "firstNodeId": 200}), nodePools=ROWS),
-            ["firstNodeId cannot change from 100 to 200", "another name"],
-        ),
-        (
-            with_status(queue_cluster({**LARGE, "roles": ["controller"]}), nodePools=ROWS),
-            ["roles cannot change"],
-        ),
-        (
-            with_status(queue_cluster(QUORUM), quorumVoters=[0, 1, 2]),
-            ["Node 0 is a controller", "created"],
-        ),
-        (with_status(queue_cluster(), quorumVoters=[900]), ["Node 900 is a controller"]),
-        (
-            with_status(queue_cluster({**QUORUM, "replicas": 1}), quorumVoters=[900, 901, 902]),
-            ["replicas is 1", "node 901", "only grow"],
-        ),
-        (
-            {
-                **queue_cluster({**LARGE, "name": "largest"}),
-                "metadata": {"name": "m" * 40, "namespace": "n", "uid": "u"},
-            },
-            ["too long", "46 characters"],
-        ),
-    ],
-)
+LOSING_DATA: list[tuple[Manifest, list[str]]] = [
+    (queue_cluster(LARGE, {**LARGE, "name": "b"}), ["firstNodeId is 100", "multiple of 100"]),
+    (queue_cluster({**LARGE, "roles": ["broker", "controller"]}), ["both roles"]),
+    (queue_cluster(QUORUM, {**QUORUM, "name": "b", "firstNodeId": 800}), ["2 pools", "b, qu"]),
+    (
+        with_status(queue_cluster({**LARGE, "firstNodeId": 200}), nodePools=ROWS),
+        ["firstNodeId cannot change from 100 to 200", "another name"],
+    ),
+    (
+        with_status(queue_cluster({**LARGE, "roles": ["controller"]}), nodePools=ROWS),
+        ["roles cannot change"],
+    ),
+    (
+        with_status(queue_cluster(QUORUM), quorumVoters=[0, 1, 2]),
+        ["Node 0 is a controller", "created"],
+    ),
+    (with_status(queue_cluster(), quorumVoters=[900]), ["Node 900 is a controller"]),
+    (
+        with_status(queue_cluster({**QUORUM, "replicas": 1}), quorumVoters=[900, 901, 902]),
+        ["replicas is 1", "node 901", "only grow"],
+    ),
+    (
+        {
+            **queue_cluster({**LARGE, "name": "largest"}),
+            "metadata": {"name": "m" * 40, "namespace": "n", "uid": "u"},
+        },
+        ["too long", "46 characters"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("made", "words"), LOSING_DATA)
 def test_what_would_lose_data_is_refused_by_name(made: Manifest, words: list[str]) -> None:
     reason, message = refusal(made)
     assert reason == "NodePoolNotAllowed"
@@ -343,24 +363,24 @@ def test_two_brokers_need_controllers_of_their_own() -> None:
     assert refusal(queue_cluster(LARGE, replicas=2))[0] == "NoMajority"
     for controllers in (1, 3):
         made = queue_cluster({**QUORUM, "replicas": controllers}, replicas=2)
-        assert decision.refusal(security.resolved(made, security.stage(made, None))) is None
+        assert decision.find_refusal(security.resolve(made, security.get_stage(made, None))) is None
 
 
-@pytest.mark.parametrize(
-    ("pod", "words"),
-    [
-        ({"labels": {names.NODE_POOL: "other"}}, ["spec.nodePools[large].template.pod.labels"]),
-        ({"volumes": [{"name": "data"}]}, ["spec.nodePools[large].template.pod.volumes data"]),
-        (
-            {"containers": [{"name": "proxy", "ports": [{"containerPort": 9092}]}]},
-            ["spec.nodePools[large].template.pod.containers proxy, port 9092"],
-        ),
-        (
-            {"annotations": {"prometheus.io/port": "1"}},
-            ["spec.nodePools[large].template.pod.annotations", "spec.metrics"],
-        ),
-    ],
-)
+OPERATORS_FIELDS: list[tuple[Manifest, list[str]]] = [
+    ({"labels": {names.NODE_POOL: "other"}}, ["spec.nodePools[large].template.pod.labels"]),
+    ({"volumes": [{"name": "data"}]}, ["spec.nodePools[large].template.pod.volumes data"]),
+    (
+        {"containers": [{"name": "proxy", "ports": [{"containerPort": 9092}]}]},
+        ["spec.nodePools[large].template.pod.containers proxy, port 9092"],
+    ),
+    (
+        {"annotations": {"prometheus.io/port": "1"}},
+        ["spec.nodePools[large].template.pod.annotations", "spec.metrics"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("pod", "words"), OPERATORS_FIELDS)
 def test_the_operators_fields_of_a_pools_pod_cannot_be_replaced(
     pod: Manifest, words: list[str]
 ) -> None:
@@ -410,23 +430,28 @@ def test_controllers_restart_before_brokers_and_the_active_one_last_of_them(
     stale: tuple[int, ...], first: int
 ) -> None:
     every, active = roll(900, *stale)
-    step = next_step(every, FULL, active, quorum=Quorum(VOTERS, VOTERS, 900))
-    assert step == Proceed(first, WHY, controller=first >= 900)
+    step = choose_next_step(every, FULL, active, quorum=ControllerQuorum(VOTERS, VOTERS, 900))
+    assert step == RestartStep(first, WHY, controller=first >= 900)
 
 
 def test_a_controller_waits_for_the_others() -> None:
     every, active = roll(900, 901)
-    step = next_step(every, FULL, active, quorum=Quorum(VOTERS, frozenset({900, 901}), 900))
-    assert isinstance(step, Wait)
+    step = choose_next_step(
+        every, FULL, active, quorum=ControllerQuorum(VOTERS, frozenset({900, 901}), 900)
+    )
+    assert isinstance(step, WaitStep)
     assert step.reason == "without controller 901 only 1 of 3 controllers would keep up"
 
 
 def test_controllers_are_no_place_for_replicas() -> None:
     """Two replicas in a pod wait for a third pod with brokers, not for one with a controller."""
-    every = [BrokerPod(0, True, WHY, others=(1000,)), BrokerPod(1, True, others=(1001,))]
+    every = [
+        BrokerPod(0, True, WHY, other_brokers=(1000,)),
+        BrokerPod(1, True, other_brokers=(1001,)),
+    ]
     shared = [PartitionState("jobs-0", (0, 1000, 1), (0, 1000, 1), 1)]
     quorum = [BrokerPod(id, True, controller=True) for id in sorted(VOTERS)]
-    assert next_step([*every, *quorum], shared, 900) == Proceed(0, WHY, (1000,))
+    assert choose_next_step([*every, *quorum], shared, 900) == RestartStep(0, WHY, (1000,))
 
 
 # -- the operator with an API server
@@ -448,7 +473,9 @@ class World:
         async def run() -> None:
             brokers = Brokers("127.0.0.1:1")
             store = self.kube.store()
-            one = Clusters(self.kube, store, brokers, "n", "main", "i:1", on_reachable=lambda: None)
+            one = QueueClusterReconciler(
+                self.kube, store, brokers, "n", "main", "i:1", on_reachable=lambda: None
+            )
             try:
                 await one.reconcile(["main"])
             finally:
@@ -467,7 +494,7 @@ class World:
         return [one["metadata"]["name"] for one in self.kube.all("StatefulSet")]
 
 
-def simple(*pools: Manifest, **spec: Any) -> Manifest:
+def simple(*pools: Manifest, **spec: Any) -> Any:
     plain = [{"name": "plain", "port": 9092, "type": "Internal"}]
     more = {"nodePools": [copy.deepcopy(pool) for pool in pools]} if pools else {}
     fields = {"storage": {"size": "1Gi"}, "listeners": plain, "metrics": {"port": 9404}}
@@ -585,6 +612,8 @@ def test_the_examples_are_valid() -> None:
         one["spec"].setdefault("metrics", {"port": 9404})
         tls = {"name": "tls", "port": 9092, "tls": {}, "authentication": {"type": "tls"}}
         one["spec"].setdefault("listeners", [tls])
-        made = security.resolved(one, security.stage(one, None))
-        assert decision.refusal(made) is None
-        assert len([m for m in model.manifests(made, "i:1") if m["kind"] == "StatefulSet"]) > 1
+        made = security.resolve(one, security.get_stage(one, None))
+        assert decision.find_refusal(made) is None
+        assert (
+            len([m for m in model.build_manifests(made, "i:1") if m["kind"] == "StatefulSet"]) > 1
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 from kube import rendered, test_spark_consumers
@@ -23,12 +24,14 @@ def first_id() -> int:
     return FIRST_ID + RANGE * random.Random(SEED).randrange(100_000)
 
 
-def broker_pod(resource: dict, *, openshift: bool) -> dict:
-    made = cluster.manifests(resource, "i:1", rendered.services(resource), openshift=openshift)
+def broker_pod(resource: Any, *, openshift: bool) -> dict:
+    made = cluster.build_manifests(
+        resource, "i:1", rendered.services(resource), openshift=openshift
+    )
     return made[-1]["spec"]["template"]["spec"]
 
 
-def secured_cluster(per_pod: int) -> dict:
+def secured_cluster(per_pod: int) -> Any:
     """Return a cluster with every volume that a broker's pod can have."""
     resource = copy.deepcopy(rendered.clusters()["whole"])
     resource["spec"] |= {"brokersPerPod": per_pod}
@@ -37,7 +40,7 @@ def secured_cluster(per_pod: int) -> dict:
     resource["spec"]["listeners"].append(tls)
     token = {"secretKeyRef": {"name": "scrape", "key": "token"}}
     resource["spec"]["metrics"] |= {"tls": {}, "token": token}
-    return security.resolved(resource, security.InternalTls.FULL)
+    return security.resolve(resource, security.InternalTls.FULL)
 
 
 @pytest.mark.parametrize("per_pod", [1, 3])
@@ -60,12 +63,12 @@ def test_on_kubernetes_the_operator_sets_what_openshift_refuses(first_id: int) -
 
 
 def test_consumers_run_as_the_assigned_user(first_id: int) -> None:
-    consumer = {
+    consumer: Any = {
         "kind": "ShareConsumer",
         "metadata": {"name": "eaters", "namespace": "n", "uid": "u"},
         "spec": {"deployment": {"template": {"spec": {"containers": [{"name": "c"}]}}}},
     }
-    made = deployment.manifest(
+    made = deployment.build_manifest(
         consumer,
         PodContext(
             "main", "b:9092", "g", ["jobs"], "r/broker:1", "IfNotPresent", user_secret="worker"
@@ -80,11 +83,11 @@ def test_drivers_and_executors_run_as_the_assigned_user(first_id: int) -> None:
     context = dataclasses.replace(test_spark_consumers.CONTEXT, user_secret="worker")
     consumer = test_spark_consumers.consumer()
     for role in ("driver", "executor"):
-        made = spark.application(consumer, context, suspend=False)["spec"][role]
+        made = spark.build_application(consumer, context, suspend=False)["spec"][role]
         with pytest.raises(Refused, match="fsGroup 185"):
             admitted(made["template"]["spec"], first_id)
         on = dataclasses.replace(context, openshift=True)
-        made = spark.application(consumer, on, suspend=False)["spec"][role]
+        made = spark.build_application(consumer, on, suspend=False)["spec"][role]
         pod = admitted(made["template"]["spec"], first_id)
         assert pod["containers"][0]["securityContext"]["runAsUser"] == first_id
         assert pod["securityContext"]["fsGroup"] == first_id

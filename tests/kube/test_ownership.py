@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.api_server import ApiServer, CrashPoint, configured, resource
 from kube.test_isolation import ready, warnings
+from kube.test_kueue import SPARK
 from kube.test_revoked_users import SPEC as SECURED
+from kube.test_scale_targets import Shop
 from kube.test_spark_consumers import CONSUMER, CONTEXT
-from shoal_operator.brokers import Brokers
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.consumers import Consumers
-from shoal_operator.group_monitor import GroupMonitor
-from shoal_operator.kube import KubeError
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.consumers.reconciler import ShareConsumerReconciler
+from shoal_operator.consumers.workloads import WorkloadManager
+from shoal_operator.kube.kube import KubeError
 from shoal_operator.model import names
-from shoal_operator.settings import Settings
-from shoal_operator.workloads import Workloads
+from shoal_operator.queues.group_monitor import GroupMonitor
+from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
-    from shoal_operator.store import Store
+    from shoal_operator.kube.store import Store
 
 Manifest = dict[str, Any]
 CLUSTER = SECURED | {
@@ -75,7 +77,9 @@ def reconcile(kube: ApiServer) -> None:
         brokers = Brokers("nowhere:1")
         place = (kube, watched(kube), brokers, "n", "main")
         try:
-            await Clusters(*place, "i:1", on_reachable=lambda: None).reconcile(["main"])
+            await QueueClusterReconciler(*place, "i:1", on_reachable=lambda: None).reconcile(
+                ["main"]
+            )
         finally:
             await brokers.close()
 
@@ -116,7 +120,7 @@ def test_another_clusters_objects_are_foreign() -> None:
     """The Service `main-bootstrap` of QueueCluster `main-bootstrap`, for example."""
     kube = ApiServer(CrashPoint())
     other = foreign("v1", "Service", "main-bootstrap")
-    other["metadata"]["labels"] = names.labels("other")
+    other["metadata"]["labels"] = names.build_labels("other")
     kube.add(other)
     kube.add(resource("QueueCluster", "main", **CLUSTER))
     with pytest.raises(KubeError, match="was not created for QueueCluster 'main'"):
@@ -134,27 +138,54 @@ def test_a_consumer_takes_over_no_deployment() -> None:
     before = copy.deepcopy(kube.find("Deployment", "worker"))
     store = watched(kube)
     monitor = GroupMonitor(kube, store, Brokers("nowhere:1"), "n", "main")
-    consumers = Consumers(kube, store, monitor, "n", "main", Settings("b:1", "s:1", "r", "http"))
+    consumers = ShareConsumerReconciler(
+        kube, store, monitor, "n", "main", ChartSettings("b:1", "s:1", "r", "http")
+    )
     asyncio.run(consumers.reconcile(["worker"]))
     assert kube.find("Deployment", "worker") == before
     assert ready(kube, "ShareConsumer", "worker") == ("False", "ObjectNotOwned")
     assert warnings(kube, "worker") == ["ObjectNotOwned"]
 
 
-def test_a_binding_of_another_release_is_replaced() -> None:
-    """Its role has the name of the release, and the reference of a RoleBinding cannot change."""
+def test_a_binding_to_a_role_of_a_release_is_replaced() -> None:
+    """The role had the name of the release; the reference of a binding cannot change."""
     kube = ApiServer(CrashPoint())
     kube.installed["sparkoperator.k8s.io/v1beta2"] = ["SparkApplication"]
+    settings = ChartSettings("b:1", "s:1", CONTEXT.driver_role_kind, "http")
 
-    def bind(release: str) -> Manifest:
-        context = dataclasses.replace(CONTEXT, driver_role=f"{release}-spark-driver")
-        settings = Settings("b:1", "s:1", context.driver_role, "http")
-        workloads = Workloads(kube, kube.store(), settings)
-        asyncio.run(workloads.apply(CONSUMER, context, 0, 0))
+    def bind() -> Manifest:
+        workloads = WorkloadManager(kube, kube.store(), settings)
+        asyncio.run(workloads.apply(CONSUMER, CONTEXT, 0, 0))
         return kube.find("RoleBinding", "c-driver")
 
-    before = bind("one")
-    assert bind("one")["metadata"]["uid"] == before["metadata"]["uid"]
-    after = bind("two")
+    before = bind()
+    assert bind()["metadata"]["uid"] == before["metadata"]["uid"]
+    before["roleRef"] |= {"kind": "ClusterRole", "name": "one-shoal-operator-spark-driver"}
+    after = bind()
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
-    assert after["roleRef"]["name"] == "two-spark-driver"
+    assert (after["roleRef"]["kind"], after["roleRef"]["name"]) == ("Role", "shoal-spark-driver")
+
+
+def test_an_operator_of_another_release_restarts_no_driver() -> None:
+    """Where it runs is in the Secret alone, which a running driver reads again."""
+
+    async def scenario() -> None:
+        shop = Shop(scaleTargetRef=None, spark=SPARK, scaling=None, replicas=1)
+        kinds = ("SparkApplication", "RoleBinding", "Secret")
+        seen = []
+        for release in ("one", "two"):
+            settings = ChartSettings("b:1", "s:1", "Role", f"http://{release}.{release}.svc:8080")
+            shop.consumers = ShareConsumerReconciler(
+                shop.kube, shop.store, shop.monitor, "n", "main", settings
+            )
+            await shop.look(0)
+            found = [next(iter(shop.kube.all(kind))) for kind in kinds]
+            assert base64.b64decode(found.pop()["data"]["url"]).decode() == (
+                f"http://{release}.{release}.svc:8080/scale/n/eaters"
+            )
+            seen.append(copy.deepcopy(found))
+        assert seen[0] == seen[1]
+        pod = seen[0][0]["spec"]["driver"]["template"]["spec"]
+        assert {"name": "shoal-scale", "secret": {"secretName": "eaters-scale"}} in pod["volumes"]
+
+    asyncio.run(scenario())

@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kube import rendered
 from kube.api_server import ApiServer, CrashPoint, Manifest
-from shoal.client.settings import Settings, variable
+from shoal.client.settings import Settings, get_variable_name
 from shoal.server.config import resolve
-from shoal_operator import clock, pods, racks
-from shoal_operator.broker_states import ClusterState
-from shoal_operator.cluster.decision import refusal
-from shoal_operator.kube import KubeError
+from shoal_operator import clock
+from shoal_operator.brokers import pods
+from shoal_operator.brokers.broker_states import ClusterState
+from shoal_operator.cluster import racks
+from shoal_operator.cluster.decision import find_refusal
+from shoal_operator.kube.kube import KubeError
+from shoal_operator.kube.store import Store
 from shoal_operator.model import deployment, names, spark
 from shoal_operator.model.consumer_pod import PodContext
-from shoal_operator.store import Store
 from shoal_spark import rack as pod_rack
-from shoal_spark.options import Connection
+from shoal_spark.options import ConnectionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from shoal_operator.roller import BrokerPod
+    from shoal_operator.brokers.roller import BrokerPod
 
 ZONE = "topology.kubernetes.io/zone"
 
@@ -41,7 +43,7 @@ class World:
         self.resource = copy.deepcopy(rendered.clusters()["whole"])
         self.resource["spec"] |= spec
         self.store = Store()
-        self.racks = racks.Racks(self.kube, self.store, "n", "main")
+        self.racks = racks.RackReconciler(self.kube, self.store, "n", "main")
 
     def node(self, name: str, zone: str = "") -> None:
         meta = {"name": name, "labels": {ZONE: zone} if zone else {}}
@@ -91,7 +93,7 @@ def test_each_pod_gets_the_zone_of_its_node(world: World) -> None:
     world.schedule("one", "two", "one")
     # The fourth pod has no node yet.
     assert world.reconcile() == ["a", "b", "a", None]
-    assert world.racks.problem() is None
+    assert world.racks.find_problem() is None
     assert world.kube.reads == 2
     changes = world.kube.crash_point.changes
     assert world.reconcile() == ["a", "b", "a", None]
@@ -102,14 +104,14 @@ def test_a_label_that_comes_later_is_taken_and_one_that_goes_is_kept(world: Worl
     world.node("one")
     world.schedule("one")
     assert world.reconcile()[0] == ""
-    problem = world.racks.problem()
+    problem = world.racks.find_problem()
     assert problem
     assert problem.reason == "NodeWithoutRack"
     assert f"node one has no label {ZONE}" in problem.message
     world.node("one", zone="a")
     world.now_ms += racks.NODE_MS_MAX
     assert world.reconcile()[0] == "a"
-    assert world.racks.problem() is None
+    assert world.racks.find_problem() is None
     world.node("one")
     world.now_ms += racks.NODE_MS_MAX
     assert world.reconcile()[0] == "a"
@@ -123,20 +125,20 @@ def test_without_permission_to_read_nodes_pods_start_and_the_cluster_says_why(
     world.kube.find("Pod", "main-broker-1")["metadata"]["labels"][ZONE] = "b"
     # Kubernetes 1.35 has copied the label to the second pod.
     assert world.reconcile()[:2] == ["", "b"]
-    problem = world.racks.problem()
+    problem = world.racks.find_problem()
     assert problem
     assert problem.reason == "NodesNotReadable"
     assert "may not read node one" in problem.message
 
 
 def test_an_operator_without_permissions_for_racks_refuses_them(world: World) -> None:
-    said = refusal(world.resource, racks=False)
+    said = find_refusal(world.resource, racks=False)
     assert said
     assert said.reason == "RacksDisabled"
     assert "racks.enabled" in said.message
-    assert refusal(world.resource) is None
+    assert find_refusal(world.resource) is None
     del world.resource["spec"]["rack"]
-    assert refusal(world.resource, racks=False) is None
+    assert find_refusal(world.resource, racks=False) is None
 
 
 def test_only_pods_that_ask_are_annotated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +164,7 @@ def test_all_brokers_of_a_pod_register_its_rack(
     monkeypatch: pytest.MonkeyPatch, per_pod: int
 ) -> None:
     world = World(monkeypatch, brokersPerPod=per_pod)
-    assert refusal(world.resource) is None
+    assert find_refusal(world.resource) is None
     made = template(world.resource)
     assert made["metadata"]["annotations"][names.RACK_KEY] == ZONE
     first, *_ = made["spec"]["initContainers"]
@@ -195,7 +197,7 @@ def restarts(world: World, registered: Mapping[int, str]) -> list[str]:
     stateful_sets = {one["metadata"]["name"]: one for one in world.kube.all("StatefulSet")}
     state = ClusterState("id", 0, {}, frozenset(range(4)), racks=registered)
     services = rendered.services(world.resource)
-    found: list[BrokerPod] = pods.broker_pods(
+    found: list[BrokerPod] = pods.build_broker_pods(
         world.resource, world.kube.all("Pod"), stateful_sets, state, services
     )
     return [pod.restart_reason for pod in found]
@@ -218,14 +220,14 @@ def test_a_broker_whose_rack_has_changed_restarts(world: World) -> None:
 # -- consumers
 
 
-def consumer(**workload: Any) -> Manifest:
+def consumer(**workload: Any) -> Any:
     meta = {"name": "eaters", "namespace": "n", "uid": "u"}
     return {"kind": "ShareConsumer", "metadata": meta, "spec": {"shareGroup": "g", **workload}}
 
 
 def deployment_of(rack_key: str) -> Manifest:
     pod = {"containers": [{"name": "one", "image": "theirs"}, {"name": "two"}]}
-    return deployment.manifest(
+    return deployment.build_manifest(
         consumer(deployment={"template": {"spec": pod}}),
         PodContext("main", "b:9092", "g", ["t"], "shoal/broker:1", "Never", rack_key=rack_key),
         1,
@@ -238,11 +240,16 @@ def test_pods_of_a_deployment_know_their_rack_when_they_start() -> None:
     (waits,) = made["spec"]["initContainers"]
     assert (waits["image"], waits["imagePullPolicy"]) == ("shoal/broker:1", "Never")
     for container in made["spec"]["containers"]:
-        path = {e["name"]: e for e in container["env"]}[variable("client.rack")]["valueFrom"]
+        path = {e["name"]: e for e in container["env"]}[get_variable_name("client.rack")][
+            "valueFrom"
+        ]
         assert path == {"fieldRef": {"fieldPath": f"metadata.annotations['{names.RACK}']"}}
-    assert Settings.from_environment({variable("client.rack"): "zone-a"}).client_rack == "zone-a"
+    assert (
+        Settings.from_environment({get_variable_name("client.rack"): "zone-a"}).client_rack
+        == "zone-a"
+    )
     # A node without a rack.
-    assert Settings.from_environment({variable("client.rack"): ""}).client_rack == ""
+    assert Settings.from_environment({get_variable_name("client.rack"): ""}).client_rack == ""
     plain = deployment_of("")
     assert "annotations" not in plain["metadata"]
     assert not plain["spec"].keys() & {"initContainers", "volumes"}
@@ -259,7 +266,7 @@ def application_of(rack_key: str) -> Manifest:
     }
     context = spark.WorkloadContext("main", "b:9092", "g", ["t"], "i", "http://o", "r")
     context = dataclasses.replace(context, rack=rack_key)
-    return spark.application(consumer(spark=given), context, suspend=False)["spec"]
+    return spark.build_application(consumer(spark=given), context, suspend=False)["spec"]
 
 
 def test_executors_find_the_annotations_of_their_pod(
@@ -275,12 +282,12 @@ def test_executors_find_the_annotations_of_their_pod(
     assert names.RACK == pod_rack.ANNOTATION
     file = tmp_path / "annotations"
     monkeypatch.setenv(pod_rack.VARIABLE, str(file))
-    assert pod_rack.pod_rack() == ""
+    assert pod_rack.read_pod_rack() == ""
     file.write_text(f'{names.RACK_KEY}="{ZONE}"\n')
-    assert pod_rack.pod_rack() == ""
+    assert pod_rack.read_pod_rack() == ""
     file.write_text(f'a="b"\n{names.RACK}="zone-a"\n')
-    assert pod_rack.pod_rack() == "zone-a"
-    at = Connection("b:9092").with_rack("zone-a")
+    assert pod_rack.read_pod_rack() == "zone-a"
+    at = ConnectionOptions("b:9092").with_rack("zone-a")
     assert at.settings.client_rack == "zone-a"
     assert at.with_rack("other") == at
     assert "annotations" not in str(application_of("")["executor"]["template"]["spec"])

@@ -16,23 +16,44 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from shoal.client.errors import Unreachable
-from shoal_operator import rebalances
-from shoal_operator.diagnostics import Disk
+from shoal_operator.brokers.diagnostics import BrokerDisk
+from shoal_operator.brokers.rebalance_calls import PartitionReplicas, Placement
+from shoal_operator.kube.store import Store
 from shoal_operator.model import names
-from shoal_operator.rebalance_calls import Placement, Replicas
-from shoal_operator.rebalances import Rebalances
-from shoal_operator.store import Store
+from shoal_operator.rebalance import reconciler
+from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from shoal_operator.rebalance_plan import Move
+    from shoal_operator.brokers.replica_moves import RebalanceMove
 
 Manifest = dict[str, Any]
 BROKERS = (0, 1, 2, 3)
 NAME = "spread"
 KEY = ("QueueRebalance", NAME)
 APPROVE = "shoal.dev/approve"
+
+
+class ModelCordons:
+    """The cordons of brokers, with the interface of `CordonCalls`."""
+
+    def __init__(self, brokers: ModelBrokers) -> None:
+        self._brokers = brokers
+        self._cordoned: set[int] = set()
+
+    async def describe(self, ids: Iterable[int]) -> dict[int, str]:
+        answering = self._brokers.running if self._brokers.reachable else set()
+        return {id: "*" if id in self._cordoned else "" for id in sorted(ids) if id in answering}
+
+    async def cordon(self, ids: Iterable[int]) -> bool:
+        self._cordoned |= set(ids)
+        return True
+
+    async def uncordon(self, ids: Iterable[int]) -> None:
+        if not self._brokers.reachable:
+            raise Unreachable("no broker runs")
+        self._cordoned -= set(ids)
 
 
 class ModelBrokers:
@@ -46,6 +67,7 @@ class ModelBrokers:
         self.leaders = {name: replicas[0] for name, replicas in self.replicas.items()}
         self.running, self.reachable = set(BROKERS), True
         self.throttled: set[str] = set()
+        self.cordons = ModelCordons(self)
         #: Moves of proposals, by id, that any status has shown.
         self.shown: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
         self.approved: set[str] = set()
@@ -67,20 +89,24 @@ class ModelBrokers:
 
     # The interface of `RebalanceCalls`.
 
-    async def placement(self) -> Placement:
+    async def describe_placement(self) -> Placement:
         found = {
-            name: Replicas(self.union(name), have, self.leaders[name])
+            name: PartitionReplicas(self.union(name), have, self.leaders[name])
             for name, have in self.replicas.items()
         }
         # A partition that is being reassigned has its coming replicas out of sync.
         targets = {name: frozenset(target) for name, target in self.targets.items()}
         return Placement(found, dict.fromkeys(self.running, ""), targets)
 
-    async def volumes(self, brokers: Iterable[int]) -> tuple[dict[str, int], list[Disk]]:
+    async def describe_volumes(
+        self, brokers: Iterable[int]
+    ) -> tuple[dict[str, int], list[BrokerDisk]]:
         sizes = {name: 100 * int(name.rpartition("-")[2]) for name in self.replicas}
-        return sizes, [Disk(broker, 1 << 40, 1 << 40) for broker in brokers]
+        return sizes, [BrokerDisk(broker, 1 << 40, 1 << 40) for broker in brokers]
 
-    async def copied(self, moves: Iterable[Move], running: Iterable[int]) -> int:
+    async def count_copied_bytes(
+        self, moves: Iterable[RebalanceMove], running: Iterable[int]
+    ) -> int:
         return len(list(moves)) + len(list(running))
 
     async def reassign(self, replicas: Mapping[str, tuple[int, ...] | None]) -> None:
@@ -120,13 +146,17 @@ class ModelBrokers:
                 self.leaders[name] = self.replicas[name][0]
 
     async def throttle(
-        self, rate: int, moves: Iterable[Move], brokers: Iterable[int], topics: Iterable[str]
+        self,
+        rate: int,
+        moves: Iterable[RebalanceMove],
+        brokers: Iterable[int],
+        topics: Iterable[str],
     ) -> None:
         found = self._kube.find(*KEY)
         assert rate > 0
         assert found["status"]["throttle"]
         assert found["metadata"]["finalizers"] == [names.FINALIZER]
-        copied = {move.partition.rpartition("-")[0] for move in moves if move.added}
+        copied = {move.partition.rpartition("-")[0] for move in moves if move.added_brokers}
         self.throttled |= {*(copied & set(topics)), *map(str, brokers)}
         self._crash_point.count()
 
@@ -147,7 +177,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         # The metadata of the model is never old.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(rebalances, "UNSETTLED_SECONDS", 0.0)
+        self.patch.setattr(reconciler, "UNSETTLED_SECONDS", 0.0)
         self.crash_point = CrashPoint()
         self.kube = ApiServer(self.crash_point)
         self.brokers = ModelBrokers(self.kube, self.crash_point)
@@ -181,12 +211,12 @@ class Histories(RuleBasedStateMachine):
         """Another operator takes over."""
         self.store = Store()
         brokers: Any = self.brokers
-        self.operator = Rebalances(self.kube, self.store, brokers, "n", "main")
+        self.operator = QueueRebalanceReconciler(self.kube, self.store, brokers, "n", "main")
 
     @rule(crash_after=st.none() | st.integers(1, 6))
     def reconcile(self, crash_after: int | None = None) -> None:
         """One pass, in which the operator may die after one of its changes."""
-        for known in list(self.store.all("QueueRebalance")):
+        for known in list(self.store.iterate("QueueRebalance")):
             if self.found is None or known["metadata"]["uid"] != self.found["metadata"]["uid"]:
                 self.store.drop(known)
         for one in self.kube.objects.values():

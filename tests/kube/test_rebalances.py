@@ -14,20 +14,21 @@ import yaml
 from clusters import CALM, ShoalCluster, running
 from conditions import eventually, eventually_async
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
+from shoal.client.admin.configs import ConfigResource, ConfigResourceType, ConfigSource
+from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import ConfigSource, Resource, ResourceType
-from shoal.client.errors import expect
-from shoal.client.topics import NewTopic, OffsetSpec
-from shoal_operator import rebalance_calls, rebalances
-from shoal_operator.brokers import Brokers
+from shoal.client.errors import KafkaError, expect
+from shoal.client.net.cluster import TopicPartition
+from shoal_operator.brokers import rebalance_calls
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.brokers.rebalance_calls import RebalanceCalls
+from shoal_operator.kube.reconcile_loop import ReconcileLoop
+from shoal_operator.kube.store import Store
 from shoal_operator.model import pod_layout
-from shoal_operator.rebalance_calls import RebalanceCalls
-from shoal_operator.rebalances import Rebalances
-from shoal_operator.reconcile_loop import ReconcileLoop
+from shoal_operator.rebalance import reconciler
+from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
 from shoal_operator.runtime import Operator
-from shoal_operator.settings import Settings
-from shoal_operator.store import Store
+from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -60,10 +61,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pass often. The brokers of the tests have the ids from 1 on."""
     for name in ("RETRY_SECONDS", "PROGRESS_SECONDS", "PROPOSED_SECONDS"):
-        monkeypatch.setattr(rebalances, name, 0.05)
-    monkeypatch.setattr(rebalances, "UNSETTLED_SECONDS", 30.0)
+        monkeypatch.setattr(reconciler, name, 0.05)
+    monkeypatch.setattr(reconciler, "UNSETTLED_SECONDS", 30.0)
     monkeypatch.setattr(
-        pod_layout, "brokers", lambda cluster: list(range(1, cluster["spec"]["replicas"] + 1))
+        pod_layout, "list_brokers", lambda cluster: list(range(1, cluster["spec"]["replicas"] + 1))
     )
 
 
@@ -159,8 +160,10 @@ class World:
 
     async def throttles(self) -> set[str]:
         """Return the names of the throttles that are set anywhere."""
-        topics = [Resource(ResourceType.TOPIC, self.topic)]
-        brokers = [Resource(ResourceType.BROKER, str(id)) for id in self.cluster.brokers]
+        topics = [ConfigResource(ConfigResourceType.TOPIC, self.topic)]
+        brokers = [
+            ConfigResource(ConfigResourceType.BROKER, str(id)) for id in self.cluster.brokers
+        ]
         keys = [*rebalance_calls.THROTTLED, *rebalance_calls.RATES]
         async with Client(self.cluster.bootstrap) as client:
             found = expect(await client.admin.configs.describe([*topics, *brokers], keys=keys))
@@ -182,6 +185,13 @@ class World:
         await self.sees(self.replicas, replicas)
         await self.sees(self.throttles, lambda found: not found)
         await self.sees(self.moving, lambda count: count == 0)
+
+    async def may_use_all(self) -> bool:
+        """Return whether a new topic may have a replica on each broker."""
+        new = NewTopic("probe", 1, len(self.cluster.brokers))
+        async with Client(self.cluster.bootstrap) as client:
+            (error,) = (await client.admin.topics.create([new], validate_only=True)).values()
+        return not isinstance(error, KafkaError)
 
     async def moving(self) -> int:
         async with Client(self.cluster.bootstrap) as client:
@@ -214,25 +224,25 @@ class World:
         return sum(self.calls[name] for name in CHANGING)
 
     @asynccontextmanager
-    async def operator(self) -> AsyncIterator[Rebalances]:
+    async def operator(self) -> AsyncIterator[QueueRebalanceReconciler]:
         """A new operator, which ends without a word at the end of the block."""
         brokers = CountingBrokers(self.cluster.bootstrap, self.crash_point, self.calls)
         self.store = Store()
         try:
-            yield Rebalances(self.kube, self.store, brokers, "n", "main")
+            yield QueueRebalanceReconciler(self.kube, self.store, brokers, "n", "main")
         finally:
             await brokers.close()
 
-    async def one_pass(self, operator: Rebalances) -> float | None:
+    async def one_pass(self, operator: QueueRebalanceReconciler) -> float | None:
         """Pass all objects to the operator, as its watches do, and reconcile."""
-        for known in list(self.store.all("QueueRebalance")):
+        for known in list(self.store.iterate("QueueRebalance")):
             if ("QueueRebalance", known["metadata"]["name"]) not in self.kube.objects:
                 self.store.drop(known)
         for found in self.kube.objects.values():
             self.store.put(copy.deepcopy(found))
         return await operator.reconcile([])
 
-    async def until(self, operator: Rebalances, probe: Callable[[], Any]) -> None:
+    async def until(self, operator: QueueRebalanceReconciler, probe: Callable[[], Any]) -> None:
         """Reconcile until the probe is true after at least one pass."""
         passes = 0
 
@@ -250,7 +260,9 @@ class World:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def until_reason(self, operator: Rebalances, reason: str, name: str = NAME) -> None:
+    async def until_reason(
+        self, operator: QueueRebalanceReconciler, reason: str, name: str = NAME
+    ) -> None:
         def is_there() -> bool:
             ready, meta = self.condition(name=name), self.kube.find("QueueRebalance", name)
             seen = ready.get("observedGeneration") == meta["metadata"]["generation"]
@@ -363,6 +375,19 @@ def test_new_brokers_get_replicas_and_leaving_ones_lose_them(three: ShoalCluster
         assert await world.ends() == [5] * 6
         # Nothing is left for the scale-down to move.
         assert [row["replicasAfter"] for row in world.proposal["brokers"]] == [6, 6, 0]
+        assert world.status()["cordonedBrokers"] == [3]
+        # Another operator, and a request that moves nothing, keep the broker empty.
+        async with world.operator() as operator:
+            await world.one_pass(operator)
+            assert world.kube.find("QueueRebalance", NAME)["metadata"]["finalizers"]
+            world.change(id="2")
+            await world.until_reason(operator, "Reconciled")
+            assert not await world.may_use_all()
+            assert world.status()["cordonedBrokers"] == [3]
+            world.kube.find("QueueRebalance", NAME)["metadata"]["deletionTimestamp"] = STAMP
+            gone = ("QueueRebalance", NAME)
+            await world.until(operator, lambda: gone not in world.kube.objects)
+        await world.sees(world.may_use_all, bool)
 
     scenario(world, steps)
 
@@ -441,6 +466,28 @@ def test_a_pause_takes_back_what_is_under_way(three: ShoalCluster) -> None:
     scenario(world, steps)
 
 
+def test_a_pause_gives_a_broker_its_replicas_back(three: ShoalCluster) -> None:
+    """It is cordoned while they move away, and a cordoned broker is refused as a target."""
+    world = World(three, "back")
+
+    async def steps() -> None:
+        await world.write([(3, 1)] * 2, [300] * 2)
+        world.add(mode="RemoveBrokers", brokers=[3], throttle="20k", approval="Automatic")
+        async with world.operator() as operator:
+            await world.until(
+                operator, lambda: (world.status().get("progress") or {}).get("bytesCopied", 0) > 0
+            )
+            assert not await world.may_use_all()
+            world.change(paused=True)
+            await world.until_reason(operator, "Paused")
+        await world.rests(lambda found: found == [(3, 1)] * 2)
+        assert await world.may_use_all()
+        assert not world.status().get("cordonedBrokers")
+        assert [event["reason"] for event in world.kube.all("Event")] == []
+
+    scenario(world, steps)
+
+
 def test_a_throttle_changes_while_replicas_move(three: ShoalCluster) -> None:
     world = World(three, "faster")
 
@@ -496,7 +543,7 @@ def test_one_rebalance_moves_replicas_at_a_time(three: ShoalCluster) -> None:
 def test_a_partition_that_is_deleted_meanwhile_is_left_out(
     three: ShoalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rebalances, "UNSETTLED_SECONDS", 1.0)
+    monkeypatch.setattr(reconciler, "UNSETTLED_SECONDS", 1.0)
     world, other = World(three, "here"), World(three, "elsewhere")
 
     async def steps() -> None:
@@ -579,7 +626,7 @@ def test_events_of_a_resource_reach_its_reconciler(three: ShoalCluster) -> None:
     del world.kube.objects["QueueCluster", "main"]
 
     async def run() -> None:
-        operator = Operator(world.kube, Settings("b:1", "s:1", "role", "u"), ("n",))
+        operator = Operator(world.kube, ChartSettings("b:1", "s:1", "role", "u"), ("n",))
         try:
             operator.set_leading(True)
             await eventually_async(lambda: world.condition()["reason"] == "ClusterNotFound")
@@ -616,7 +663,9 @@ def test_a_mistake_is_named(
         world.add(**spec)
         async with world.operator() as operator:
             if "cluster" in spec:
-                operator = Rebalances(world.kube, world.store, Brokers(""), "n", "other")
+                operator = QueueRebalanceReconciler(
+                    world.kube, world.store, Brokers(""), "n", "other"
+                )
             await world.until_reason(operator, reason)
         assert words in world.condition()["message"]
         assert world.changing_calls() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from shoal_operator.reconcile_loop import ReconcileLoop
+from shoal_operator.kube.reconcile_loop import ReconcileLoop
 
 
 @pytest.mark.parametrize("turns", range(8))

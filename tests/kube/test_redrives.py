@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
+from kube.structural import errors
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.dead_letter_topics import TOPIC
-from shoal.client.dead_letters import ERRORS, NOTE
 from shoal.client.errors import expect
-from shoal.client.redrive import Redrive
-from shoal.client.topics import NewTopic, OffsetSpec
-from shoal_operator import redrives as module
-from shoal_operator.brokers import Brokers
-from shoal_operator.reconcile_loop import ReconcileLoop
-from shoal_operator.redrives import Redrives
-from shoal_operator.store import Store
+from shoal.client.net.cluster import TopicPartition
+from shoal.dead_letters.dead_letter_topics import TOPIC
+from shoal.dead_letters.records import ERRORS, NOTE
+from shoal.dead_letters.redrive import Redrive
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.kube.reconcile_loop import ReconcileLoop
+from shoal_operator.kube.store import Store
+from shoal_operator.queues import redrives as module
+from shoal_operator.queues.redrives import RedriveReconciler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,7 +59,7 @@ class World:
 
     async def prepare(self) -> None:
         """Create the topics, and let the group `NAME` have its dead letters in `NAME.dlq`."""
-        group = Resource(ResourceType.GROUP, self.name)
+        group = ConfigResource(ConfigResourceType.GROUP, self.name)
         async with Client(self.bootstrap) as client:
             await client.admin.topics.create([NewTopic(self.name, 2), NewTopic(self.dlq, 1)])
             expect(await client.admin.configs.alter({group: [ConfigChange(TOPIC, self.dlq)]}))
@@ -68,7 +69,7 @@ class World:
         return f"{self.name}.dlq"
 
     async def write_letters(
-        self, count: int, first: int = 0, message: str = "", group: str = ""
+        self, count: int, first: int = 0, message: str = "", group: str = "", exception: str = ""
     ) -> None:
         async with Client(self.bootstrap) as client, client.producer() as producer:
             for number in range(first, first + count):
@@ -78,6 +79,7 @@ class World:
                     "offset": number,
                     "group": group or self.name,
                     "message": message or "Offset rejected by client",
+                    "exception.class": exception,
                 }
                 headers = [(f"{ERRORS}{k}", str(v).encode()) for k, v in about.items()]
                 await producer.send(self.dlq, b"%d" % number, headers=headers)
@@ -111,11 +113,11 @@ class World:
         self.resource["metadata"]["generation"] += 1
 
     @asynccontextmanager
-    async def operator(self, cluster: str = "main") -> AsyncIterator[Redrives]:
+    async def operator(self, cluster: str = "main") -> AsyncIterator[RedriveReconciler]:
         """A new operator, which ends without a word at the end of the block."""
         brokers = Brokers(self.bootstrap)
         self.store = Store()
-        redrives = Redrives(self.kube, self.store, brokers, "n", cluster)
+        redrives = RedriveReconciler(self.kube, self.store, brokers, "n", cluster)
         try:
             yield redrives
         finally:
@@ -127,7 +129,7 @@ class World:
         for found in self.kube.objects.values():
             self.store.put(copy.deepcopy(found))
 
-    async def pass_until(self, redrives: Redrives, *reasons: str, sent: int = 0) -> None:
+    async def pass_until(self, redrives: RedriveReconciler, *reasons: str, sent: int = 0) -> None:
         """Reconcile until `Ready` has one of these reasons, and `sent` letters are sent."""
 
         async def one_pass(names: list[str]) -> float | None:
@@ -196,6 +198,16 @@ def test_all_letters_are_sent_once(world: World) -> None:
     world.run("Reconciled")
     assert world.values() == list(range(LETTERS + 5))
     assert (world.status["id"], world.status["sent"]) == ("second", 5)
+
+
+def test_letters_are_selected_by_exception(world: World) -> None:
+    asyncio.run(world.write_letters(2, exception="app.AmountError"))
+    asyncio.run(world.write_letters(3, 2, exception="OtherError"))
+    world.add(letters={"exceptions": ["AmountError"]})
+    assert errors(world.resource) == []
+    world.run("Reconciled")
+    assert (world.status["lookedAt"], world.status["sent"]) == (5, 2)
+    assert world.values() == [0, 1]
 
 
 def test_an_operator_that_ends_is_followed_by_one_that_continues(world: World) -> None:
@@ -323,7 +335,7 @@ def test_letters_that_stay_are_a_warning(world: World) -> None:
     asyncio.run(drop())
     world.add()
     world.run("Reconciled")
-    assert world.condition("Degraded")["reason"] == "LettersLeft"
+    assert world.condition("Degraded")["reason"] == "DeadLettersRemaining"
     assert "2 letters have lost their topic" in world.condition("Degraded")["message"]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from compat.test_tiered_restore import (
+from compat.tiered.test_restore import (
     COMMITTED,
     COUNT,
     commit,
@@ -25,10 +25,10 @@ from kube.restoring_pods import command, failing, is_restoring, run_pods, succee
 from kube.test_interrupted import CHANGES_MAX, ROUNDS_MAX
 from servers import ShoalProcess
 from shoal.client.errors import Unreachable
-from shoal_operator import kube as kube_module
-from shoal_operator.brokers import Brokers
+from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster import decision
-from shoal_operator.cluster.reconciler import Clusters
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.kube import kube as kube_module
 from shoal_operator.model import broker_config, names, reserved_fields, restore
 from shoal_operator.model import cluster as model
 from tiered_topics import TIMEOUT_S, Tiered, consume, create, produce
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 S3 = {"type": "S3", "bucket": "queues", "copyInterval": "1h"}
 
 
-def cluster(replicas: int = 1, **spec: Any) -> dict[str, Any]:
+def cluster(replicas: int = 1, **spec: Any) -> Any:
     given = {
         "type": "managed",
         "replicas": replicas,
@@ -63,7 +63,7 @@ class NoBrokers(Brokers):
     async def set_addresses(self, *_: object) -> None:
         """Do nothing."""
 
-    async def cluster_state(self, *_: Any, **__: Any) -> Any:
+    async def describe_cluster(self, *_: Any, **__: Any) -> Any:
         raise Unreachable("no broker")
 
 
@@ -86,7 +86,7 @@ class World:
         for _ in range(ROUNDS_MAX):
             before = self.crash_point.changes
             place = (self.kube, self.kube.store(), brokers, "n", "main", "image:1")
-            loop = Clusters(*place, on_reachable=lambda: None)
+            loop = QueueClusterReconciler(*place, on_reachable=lambda: None)
             await loop.reconcile(loop.list_names())
             if not run_pods(self.kube, run) and self.crash_point.changes == before:
                 return
@@ -124,7 +124,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_module, "now", lambda: STAMP)
+    monkeypatch.setattr(kube_module, "format_now", lambda: STAMP)
 
 
 BROKERS = [(f"main-broker-{n}", False) for n in range(3)]
@@ -216,7 +216,7 @@ def test_a_command_without_a_summary_shows_its_last_line() -> None:
 
 
 def claim(name: str) -> dict[str, Any]:
-    meta = {"name": name, "namespace": "n", "labels": names.labels("main")}
+    meta = {"name": name, "namespace": "n", "labels": names.build_labels("main")}
     spec = {"resources": {"requests": {"storage": "1Gi"}}}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
 
@@ -279,7 +279,7 @@ def test_a_running_cluster_is_not_restored_when_the_field_is_added() -> None:
     assert world.pods() == BROKERS[:1]
     reported = cluster()
     reported["status"] = {"clusterId": "known"}
-    assert restore.wanted_id(reported, []) == ""
+    assert restore.compute_restore_id(reported, []) == ""
 
 
 @pytest.mark.parametrize("by", ["another owner", "its deletion"])
@@ -351,8 +351,8 @@ def test_a_restore_that_has_restored_nothing_may_be_given_up() -> None:
 def template(**spec: Any) -> dict[str, Any]:
     made = cluster(**spec)
     made["metadata"]["uid"] = "u"
-    given = restore.under_way(made, "abc")
-    made = model.manifests(given, "image:1")[-1]
+    given = restore.with_restore(made, "abc")
+    made = model.build_manifests(given, "image:1")[-1]
     assert made["metadata"]["annotations"][names.RESTORE] == "abc"
     found: dict[str, Any] = made["spec"]["template"]
     return found
@@ -400,25 +400,27 @@ def test_the_pods() -> None:
 
 def test_the_cluster_id() -> None:
     """It is that of the lost cluster from the first start of the brokers on."""
-    assert broker_config.cluster_id(cluster()) == broker_config.cluster_id(
+    assert broker_config.derive_cluster_id(cluster()) == broker_config.derive_cluster_id(
         cluster(restoreFrom=None)
     )
     given = cluster(restoreFrom={"clusterId": "other"})
-    assert "shoal.cluster.id=other\n" in broker_config.of_broker(given, 0, "PLAINTEXT://h:1")
+    assert "shoal.cluster.id=other\n" in broker_config.format_broker_properties(
+        given, 0, "PLAINTEXT://h:1"
+    )
     given["spec"].pop("restoreFrom")
     given["status"] = {"restore": {"clusterId": "other"}}
-    assert broker_config.cluster_id(given) == "other"
+    assert broker_config.derive_cluster_id(given) == "other"
 
 
 def test_a_restore_needs_the_store_and_its_names() -> None:
-    verdict = decision.refusal(cluster(tieredStorage=None))
+    verdict = decision.find_refusal(cluster(tieredStorage=None))
     assert verdict is not None
     assert verdict.reason == "RestoreRefused"
     pod = {"initContainers": [{"name": "shoal-restore1"}], "volumes": [{"name": "remote-keys"}]}
-    taken = reserved_fields.first(cluster(template={"pod": pod}))
+    taken = reserved_fields.find_first(cluster(template={"pod": pod}))
     assert taken is not None
     pod = {"volumeMounts": [{"mountPath": "/etc/shoal-remote-keys/x"}]}
-    assert reserved_fields.first(cluster(template={"pod": pod})) is not None
+    assert reserved_fields.find_first(cluster(template={"pod": pod})) is not None
 
 
 def test_the_example_fits_its_schema() -> None:

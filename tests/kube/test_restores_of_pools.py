@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from compat.test_tiered_restore import (
+from compat.tiered.test_restore import (
     COMMITTED,
     COUNT,
     commit,
@@ -27,7 +27,7 @@ from kube.test_restores import RESTORED, S3, World, claim
 from ports import free_ports
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
-from shoal_operator import kube as kube_module
+from shoal_operator.kube import kube as kube_module
 from shoal_operator.model import cluster as model
 from shoal_operator.model import names, node_pools, restore
 from tiered_topics import TIMEOUT_S, Tiered, consume, create, produce
@@ -88,7 +88,7 @@ def but(pod: str, kind: str) -> Run:
 
 @pytest.fixture(autouse=True)
 def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_module, "now", lambda: STAMP)
+    monkeypatch.setattr(kube_module, "format_now", lambda: STAMP)
 
 
 def test_it_happens_once_in_all_pools_wherever_the_operator_dies() -> None:
@@ -194,9 +194,9 @@ def test_more_controllers_change_the_request() -> None:
 
 def test_the_order_of_pools_is_no_other_request() -> None:
     made = Pools().kube.find("QueueCluster", "main")
-    first = restore.wanted_id(made, [])
+    first = restore.compute_restore_id(made, [])
     made["spec"]["nodePools"].reverse()
-    assert restore.wanted_id(made, []) == first != ""
+    assert restore.compute_restore_id(made, []) == first != ""
 
 
 def test_it_waits_until_kubernetes_has_seen_each_statefulset() -> None:
@@ -276,17 +276,17 @@ def test_a_statefulset_of_any_pool_that_runs_nodes_ends_restores(bare: str) -> N
     made = world.kube.find("QueueCluster", "main")
     noted = {"metadata": {"annotations": {names.RESTORE: "a"}}}
     sets = {name: noted for name in SETS if name != bare}
-    assert restore.wanted_id(made, sets.values())
-    assert not restore.wanted_id(made, [*sets.values(), {"metadata": {}}])
-    assert not restore.wanted_id(made, [{"metadata": {}}])
+    assert restore.compute_restore_id(made, sets.values())
+    assert not restore.compute_restore_id(made, [*sets.values(), {"metadata": {}}])
+    assert not restore.compute_restore_id(made, [{"metadata": {}}])
 
 
 def template(pool: str, *pools: dict[str, Any], **spec: Any) -> dict[str, Any]:
     made = Pools(*pools, **spec).kube.find("QueueCluster", "main")
-    given = restore.under_way(made, "abc")
+    given = restore.with_restore(made, "abc")
     (found,) = [
         one
-        for one in model.manifests(given, "image:1")
+        for one in model.build_manifests(given, "image:1")
         if one["kind"] == "StatefulSet" and one["metadata"]["name"] == pool
     ]
     assert annotation(found) == "abc"
@@ -312,7 +312,7 @@ def test_controllers_reach_the_store_while_they_restore() -> None:
     assert all("--brokers=0,1,100,1000,1001,1100" in one["args"] for one in large["initContainers"])
     # Afterwards, controllers have neither.
     made = Pools(**spec).kube.find("QueueCluster", "main")
-    after = [one for one in model.manifests(made, "image:1") if one["kind"] == "StatefulSet"]
+    after = [one for one in model.build_manifests(made, "image:1") if one["kind"] == "StatefulSet"]
     (pod,) = [
         one["spec"]["template"]["spec"]
         for one in after
@@ -332,9 +332,9 @@ def test_a_pools_own_init_containers_run_first() -> None:
 
 def test_nodes_are_counted_by_slots_also_without_their_pods() -> None:
     world = Pools(brokersPerPod=2)
-    made = restore.under_way(world.kube.find("QueueCluster", "main"), "abc")
-    assert restore.status(restore.results(made, []), STAMP)["brokersRestored"] == "0/7"
-    assert node_pools.controllers(made) is not None
+    made = restore.with_restore(world.kube.find("QueueCluster", "main"), "abc")
+    assert restore.build_status(restore.parse_results(made, []), STAMP)["brokersRestored"] == "0/7"
+    assert node_pools.find_controller_pool(made) is not None
     world.settle()
     assert world.status()["restore"]["brokersRestored"] == "7/7"
     assert not any(map(is_restoring, world.kube.all("Pod")))

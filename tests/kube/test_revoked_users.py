@@ -15,14 +15,14 @@ from kube.api_server import ApiServer, Crash, CrashPoint, resource
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 from shoal.security.revocations import Revocation
-from shoal_operator import certificates, revoked_users
-from shoal_operator.model import names
-from shoal_operator.users import Users
+from shoal_operator.model import certificates, names
+from shoal_operator.users import revoked_users
+from shoal_operator.users.reconciler import QueueUserReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from shoal_operator.certificates import KeyPair
+    from shoal_operator.model.certificates import KeyPair
 
 NOW = datetime.datetime(2026, 6, 1, 12, 0, 0, 500_000, tzinfo=datetime.UTC)
 DAY, HOUR, SECOND = (datetime.timedelta(**{unit: 1}) for unit in ("days", "hours", "seconds"))
@@ -33,7 +33,7 @@ def authority(now: datetime.datetime = NOW, days: int = 365) -> KeyPair:
     return certificates.make_ca("clients", now=now, validity_days=days)
 
 
-def user(name: str, kind: str = "tls") -> dict[str, Any]:
+def user(name: str, kind: str = "tls") -> Any:
     made = resource("QueueUser", name, cluster="main", authentication={"type": kind})
     made["metadata"]["finalizers"] = [names.FINALIZER]
     return made
@@ -45,7 +45,7 @@ def user(name: str, kind: str = "tls") -> dict[str, Any]:
 def deleted(
     kind: str = "tls", *, expires: datetime.datetime | None = None, days: int = 90
 ) -> Revocation:
-    return revoked_users.of_deleted(
+    return revoked_users.make_revocation(
         user("eve", kind),
         now=NOW,
         validity=days * DAY,
@@ -58,11 +58,13 @@ def test_certificates_made_before_are_revoked_and_later_ones_are_not() -> None:
     entry, ca = deleted(), authority()
     for now, revoked in ((NOW - 30 * DAY, True), (NOW, True)):
         made = certificates.issue(ca, "eve", now=now, validity_days=90)
-        assert entry.revokes(certificates.begins(made.certificate)) is revoked
-    again = certificates.issue(ca, "eve", now=revoked_users.first_valid(entry), validity_days=90)
-    assert not entry.revokes(certificates.begins(again.certificate))
-    assert revoked_users.first_valid(entry) - NOW <= SECOND
-    assert entry.subject == certificates.subject(again.certificate)
+        assert entry.is_revoked(certificates.get_validity_start(made.certificate)) is revoked
+    again = certificates.issue(
+        ca, "eve", now=revoked_users.get_first_valid_time(entry), validity_days=90
+    )
+    assert not entry.is_revoked(certificates.get_validity_start(again.certificate))
+    assert revoked_users.get_first_valid_time(entry) - NOW <= SECOND
+    assert entry.subject == certificates.format_subject(again.certificate)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +79,14 @@ def test_an_entry_lasts_as_long_as_a_certificate(
     ca, expires = authority(), None
     if own_days:
         own = certificates.issue(ca, "eve", now=NOW, validity_days=own_days).certificate
-        expires = certificates.expires(own)
-    assert deleted(expires=expires, days=days).until == until
+        expires = certificates.get_expiry(own)
+    assert deleted(expires=expires, days=days).valid_until == until
 
 
 def test_certificates_from_elsewhere_are_all_revoked() -> None:
     entry = deleted("tls-external")
-    assert entry.revokes(NOW + 300 * DAY)
-    assert entry.until == WHOLE + 365 * DAY
+    assert entry.is_revoked(NOW + 300 * DAY)
+    assert entry.valid_until == WHOLE + 365 * DAY
 
 
 def test_entries_that_are_not_needed() -> None:
@@ -94,7 +96,9 @@ def test_entries_that_are_not_needed() -> None:
 
     def gone(now: datetime.datetime, *trusted: KeyPair, users: Iterable[Any] = ()) -> list[str]:
         pems = [one.certificate for one in trusted]
-        return [one.subject for one in revoked_users.to_remove(have, users, now=now, trusted=pems)]
+        return [
+            one.subject for one in revoked_users.list_removable(have, users, now=now, trusted=pems)
+        ]
 
     assert gone(NOW, old) == []
     assert gone(NOW + 2 * DAY, old) == ["CN=zoe"]
@@ -118,7 +122,7 @@ class Calls:
         self.list: dict[str, Revocation] = {}
         self.error: KafkaError | None = None
 
-    async def revocations(self) -> dict[str, Revocation]:
+    async def list_revocations(self) -> dict[str, Revocation]:
         return dict(self.list)
 
     async def change_revocations(
@@ -132,10 +136,10 @@ class Calls:
         self.list = {one.subject: one for one in sorted(left)}
         self._crash_point.count()
 
-    async def acls(self) -> list[Any]:
+    async def list_acls(self) -> list[Any]:
         return []
 
-    async def quotas(self) -> dict[str, Any]:
+    async def describe_quotas(self) -> dict[str, Any]:
         return {}
 
     async def change_acls(self, **_: Any) -> dict[str, Any]:
@@ -144,7 +148,7 @@ class Calls:
     async def change_quotas(self, _: Any) -> dict[str, Any]:
         return {}
 
-    async def with_passwords(self, _: Any) -> set[str]:
+    async def list_with_passwords(self, _: Any) -> set[str]:
         return set()
 
     async def set_passwords(self, _: Mapping[str, str]) -> dict[str, Any]:
@@ -179,7 +183,7 @@ class World:
 
     def reconcile(self) -> None:
         """Reconcile all users once, as an operator that has just started."""
-        found = Users(self.api, self.api.store(), self, "n", "main")  # type: ignore[arg-type]
+        found = QueueUserReconciler(self.api, self.api.store(), self, "n", "main")  # type: ignore[arg-type]
         asyncio.run(found.reconcile(found.list_names()))
         for one in self.api.all("QueueUser"):
             meta = one["metadata"]
@@ -191,8 +195,8 @@ class World:
         return base64.b64decode(self.api.find("Secret", name)["data"]["user.crt"])
 
     def is_revoked(self, pem: bytes) -> bool:
-        entry = self.users.list.get(certificates.subject(pem))
-        return entry is not None and entry.revokes(certificates.begins(pem))
+        entry = self.users.list.get(certificates.format_subject(pem))
+        return entry is not None and entry.is_revoked(certificates.get_validity_start(pem))
 
     def is_gone(self, name: str) -> bool:
         return ("QueueUser", name) not in self.api.objects
@@ -274,7 +278,7 @@ def test_many_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("Renew the clients CA" in one["message"] for one in waiting)
     expired = datetime.datetime.now(datetime.UTC) - DAY
     world.users.list = {
-        subject: one._replace(until=expired) for subject, one in world.users.list.items()
+        subject: one._replace(valid_until=expired) for subject, one in world.users.list.items()
     }
     world.reconcile()
     world.reconcile()
@@ -294,5 +298,5 @@ def test_brokers_of_an_older_release() -> None:
 
 
 def test_a_user_without_certificates_is_not_in_the_list() -> None:
-    assert revoked_users.subject(user("eve", "scram-sha-512")) == ""
-    assert revoked_users.subject(user("eve", "oauth")) == ""
+    assert revoked_users.get_subject(user("eve", "scram-sha-512")) == ""
+    assert revoked_users.get_subject(user("eve", "oauth")) == ""

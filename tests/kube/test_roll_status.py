@@ -6,11 +6,11 @@ from typing import Any
 
 from kube.kstatus import results
 from kube.test_evictions import BROKERS, NOW, World
-from shoal_operator import roller
+from shoal_operator.brokers import roller
+from shoal_operator.brokers.diagnostics import Diagnosis
+from shoal_operator.brokers.roller import PartitionState, PostponeStep, RestartStep
 from shoal_operator.cluster import decision
-from shoal_operator.conditions import Verdict, conditions
-from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.roller import PartitionState, Postpone, Proceed
+from shoal_operator.kube.conditions import Verdict, build_conditions
 
 #: Saturdays at two; NOW is a Thursday.
 WINDOW = {"schedule": "0 2 * * 6", "duration": "2h"}
@@ -23,20 +23,22 @@ class Roll(World):
     def __init__(self, *, was_ready: bool = True, **spec: Any) -> None:
         super().__init__()
         self.kube.probe("main-broker-1", succeeds=True)
-        before = Verdict.fine("x") if was_ready else Verdict.waiting("Starting", "x")
+        before = (
+            Verdict.make_reconciled("x") if was_ready else Verdict.make_waiting("Starting", "x")
+        )
         self.resource["spec"] |= spec
         self.resource["spec"]["config"] = {"num.partitions": "9"}
         self.apply()
         self.write(before)
 
     def write(self, verdict: Verdict) -> None:
-        rows = conditions(verdict, 1, "t", None)
+        rows = build_conditions(verdict, 1, "t", None)
         self.resource["status"] = {"observedGeneration": 1, "conditions": rows}
 
     def look(self) -> tuple[roller.Step, Verdict]:
         """Reconcile once, and write the status."""
-        step = decision.next_step(self.seen(), IN_SYNC, NOW)
-        verdict = decision.verdict(self.seen(), step, None, None)
+        step = decision.choose_next_step(self.seen(), IN_SYNC, NOW)
+        verdict = decision.decide_verdict(self.seen(), step, None, None)
         self.write(verdict)
         return step, verdict
 
@@ -58,12 +60,12 @@ class Roll(World):
 def test_a_routine_roll_stays_ready() -> None:
     roll = Roll()
     step, said = roll.look()
-    assert isinstance(step, Proceed)
+    assert isinstance(step, RestartStep)
     assert (said.ready, said.reason, said.progressing) == (True, "Rolling", True)
     roll.renew("main-broker-1")
     for _ in range(2):
         step, said = roll.look()
-        assert step == roller.Wait(2.0, "broker 1 is not ready")
+        assert step == roller.WaitStep(2.0, "broker 1 is not ready")
         assert (said.ready, said.reason, said.progressing) == (True, "Restarting", True)
     # A second broker that is away is no routine.
     roll.stop("main-broker-2")
@@ -74,9 +76,11 @@ def test_a_roll_shows_itself_while_brokers_are_removed() -> None:
     """Otherwise, the next pass would not know that the operator has stopped the broker."""
     roll, moving = Roll(), Diagnosis("ScalingDown", "Replicas move.")
     seen = roll.seen()
-    rolling = decision.verdict(seen, decision.next_step(seen, IN_SYNC, NOW), moving, None)
+    rolling = decision.decide_verdict(
+        seen, decision.choose_next_step(seen, IN_SYNC, NOW), moving, None
+    )
     assert (rolling.ready, rolling.reason, rolling.warning) == (True, "Rolling", moving)
-    done = decision.verdict(seen, roller.Done(), moving, None)
+    done = decision.decide_verdict(seen, roller.DoneStep(), moving, None)
     assert (done.ready, done.reason) == (True, "ScalingDown")
 
 
@@ -101,7 +105,7 @@ def test_a_roll_that_waits_for_a_window_is_current_and_says_what_when_and_why() 
     roll = Roll(maintenanceWindows=[WINDOW])
     step, said = roll.look()
     why = "a config that needs a restart has changed"
-    assert step == Postpone(len(BROKERS), why, "2026-01-03T02:00:00Z")
+    assert step == PostponeStep(len(BROKERS), why, "2026-01-03T02:00:00Z")
     assert (said.ready, said.reason) == (True, "RollWaits")
     assert said.message == (
         "3 pods restart, one after the other, in the maintenance window that begins at "

@@ -2,17 +2,17 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal_operator.roller import (
+from shoal_operator.brokers.roller import (
     START_SECONDS_MAX,
     BrokerPod,
-    Done,
+    ControllerQuorum,
+    DoneStep,
     PartitionState,
-    Postpone,
-    Proceed,
-    Quorum,
-    Refuse,
-    Wait,
-    next_step,
+    PostponeStep,
+    RefuseStep,
+    RestartStep,
+    WaitStep,
+    choose_next_step,
 )
 
 REASON, LATER = "a setting changed", "2026-01-03T02:00:00Z"
@@ -30,63 +30,63 @@ FULL = [partition((0, 1, 2))]
 
 
 def test_nothing_to_do() -> None:
-    assert next_step(cluster(), FULL, 0) == Done()
+    assert choose_next_step(cluster(), FULL, 0) == DoneStep()
 
 
 def test_the_controller_restarts_last() -> None:
-    assert next_step(cluster(stale=(0, 1)), FULL, 0) == Proceed(1, REASON)
-    assert next_step(cluster(stale=(0,)), FULL, 0) == Proceed(0, REASON)
+    assert choose_next_step(cluster(stale=(0, 1)), FULL, 0) == RestartStep(1, REASON)
+    assert choose_next_step(cluster(stale=(0,)), FULL, 0) == RestartStep(0, REASON)
 
 
 def test_an_unready_broker_that_needs_a_restart_goes_first() -> None:
-    assert next_step(cluster(stale=(0, 2), unready=(2,)), FULL, 0) == Proceed(2, REASON)
+    assert choose_next_step(cluster(stale=(0, 2), unready=(2,)), FULL, 0) == RestartStep(2, REASON)
 
 
 def test_a_bad_setting_stops_at_the_first_broker() -> None:
     brokers = [BrokerPod(0, False, "", START_SECONDS_MAX + 1), *cluster(stale=(1, 2))[1:]]
-    step = next_step(brokers, FULL, 1)
-    assert isinstance(step, Refuse)
+    step = choose_next_step(brokers, FULL, 1)
+    assert isinstance(step, RefuseStep)
     assert "broker 0" in step.reason
 
 
 def test_a_starting_broker_is_waited_for() -> None:
-    assert isinstance(next_step(cluster(stale=(1,), unready=(0,)), FULL, 2), Wait)
+    assert isinstance(choose_next_step(cluster(stale=(1,), unready=(0,)), FULL, 2), WaitStep)
 
 
 def test_no_partition_falls_under_its_min_isr() -> None:
-    step = next_step(cluster(stale=(0, 1, 2)), [partition((0, 1))], 0)
-    assert step == Proceed(2, REASON)
-    step = next_step(cluster(stale=(0, 1)), [partition((0, 1))], 0)
-    assert isinstance(step, Wait)
+    step = choose_next_step(cluster(stale=(0, 1, 2)), [partition((0, 1))], 0)
+    assert step == RestartStep(2, REASON)
+    step = choose_next_step(cluster(stale=(0, 1)), [partition((0, 1))], 0)
+    assert isinstance(step, WaitStep)
     assert "jobs-0" in step.reason
 
 
 def test_the_quorum_keeps_its_majority() -> None:
     three = frozenset({0, 1, 2})
-    behind = Quorum(three, frozenset({0, 1}))
-    step = next_step(cluster(stale=(0,)), FULL, 1, quorum=behind)
-    assert isinstance(step, Wait)
+    behind = ControllerQuorum(three, frozenset({0, 1}))
+    step = choose_next_step(cluster(stale=(0,)), FULL, 1, quorum=behind)
+    assert isinstance(step, WaitStep)
     assert "only 1 of 3 controllers would keep up" in step.reason
     # The lagging one may stop: the others are a majority.
-    assert next_step(cluster(stale=(0, 2)), FULL, 1, quorum=behind) == Proceed(2, REASON)
-    alone = Quorum(frozenset({0}), frozenset({0}))
-    assert next_step(cluster(stale=(0,)), FULL, 0, quorum=alone) == Proceed(0, REASON)
+    assert choose_next_step(cluster(stale=(0, 2)), FULL, 1, quorum=behind) == RestartStep(2, REASON)
+    alone = ControllerQuorum(frozenset({0}), frozenset({0}))
+    assert choose_next_step(cluster(stale=(0,)), FULL, 0, quorum=alone) == RestartStep(0, REASON)
 
 
 def test_a_sole_replica_does_not_hold_the_roll_up_for_ever() -> None:
     only = [PartitionState("single-0", (1,), (1,), 1)]
-    assert next_step(cluster(stale=(1,)), only, 0) == Proceed(1, REASON)
+    assert choose_next_step(cluster(stale=(1,)), only, 0) == RestartStep(1, REASON)
 
 
 def test_outside_of_the_window_only_the_broken_is_mended() -> None:
-    healthy = next_step(cluster(stale=(1, 2)), FULL, 0, next_window=LATER)
-    assert healthy == Postpone(2, REASON, LATER)
-    mended = next_step(cluster(stale=(1,), unready=(1,)), FULL, 0, next_window=LATER)
-    assert mended == Proceed(1, REASON)
+    healthy = choose_next_step(cluster(stale=(1, 2)), FULL, 0, next_window=LATER)
+    assert healthy == PostponeStep(2, REASON, LATER)
+    mended = choose_next_step(cluster(stale=(1,), unready=(1,)), FULL, 0, next_window=LATER)
+    assert mended == RestartStep(1, REASON)
 
 
 def test_brokers_that_cannot_be_asked_are_not_restarted() -> None:
-    assert isinstance(next_step(cluster(stale=(1,)), None, -1), Wait)
+    assert isinstance(choose_next_step(cluster(stale=(1,)), None, -1), WaitStep)
 
 
 brokers_of = st.lists(
@@ -109,9 +109,11 @@ def pictures(draw: st.DrawFn):
 @given(pictures(), st.sampled_from(["", LATER]))
 def test_a_healthy_broker_is_restarted_only_when_all_is_well(picture, next_window) -> None:
     brokers, parts, controller = picture
-    step = next_step(brokers, parts, controller, next_window=next_window)
-    assert step == next_step(list(reversed(brokers)), parts, controller, next_window=next_window)
-    if not isinstance(step, Proceed):
+    step = choose_next_step(brokers, parts, controller, next_window=next_window)
+    assert step == choose_next_step(
+        list(reversed(brokers)), parts, controller, next_window=next_window
+    )
+    if not isinstance(step, RestartStep):
         return
     chosen = brokers[step.broker_id]
     assert chosen.restart_reason
@@ -131,10 +133,10 @@ def test_a_roll_of_a_healthy_cluster_ends(picture) -> None:
     state = {b.id: BrokerPod(b.id, True, b.restart_reason) for b in brokers}
     restarted = []
     for _ in range(len(state) + 1):
-        step = next_step(list(state.values()), [], controller)
-        if isinstance(step, Done):
+        step = choose_next_step(list(state.values()), [], controller)
+        if isinstance(step, DoneStep):
             break
-        assert isinstance(step, Proceed)
+        assert isinstance(step, RestartStep)
         restarted.append(step.broker_id)
         state[step.broker_id] = BrokerPod(step.broker_id, True)
     assert sorted(restarted) == sorted(b.id for b in brokers if b.restart_reason)
@@ -146,67 +148,70 @@ def test_a_roll_of_a_healthy_cluster_ends(picture) -> None:
 
 
 def without_disks(brokers, parts):
-    return next_step(brokers, parts, -1, loses_disks=True)
+    return choose_next_step(brokers, parts, -1, loses_disks=True)
 
 
 def test_a_disk_is_not_lost_while_it_has_the_only_replica() -> None:
     only = [PartitionState("single-0", (1,), (1,), 1)]
     step = without_disks(cluster(stale=(1,)), only)
-    assert isinstance(step, Wait)
+    assert isinstance(step, WaitStep)
     assert "single-0 would lose its records" in step.reason
     assert "more replicas" in step.reason
     assert step.serving
     # Other brokers restart meanwhile.
-    assert without_disks(cluster(stale=(1, 2)), only) == Proceed(2, REASON)
+    assert without_disks(cluster(stale=(1, 2)), only) == RestartStep(2, REASON)
     # Both replicas are on brokers of one pod.
-    pods = [BrokerPod(0, True, REASON, others=(1000,)), BrokerPod(1, True, others=(1001,))]
+    pods = [
+        BrokerPod(0, True, REASON, other_brokers=(1000,)),
+        BrokerPod(1, True, other_brokers=(1001,)),
+    ]
     step = without_disks(pods, [PartitionState("t-0", (0, 1000), (0, 1000), 1)])
-    assert isinstance(step, Wait)
+    assert isinstance(step, WaitStep)
     assert "on no disk of another pod" in step.reason
 
 
 def test_two_other_disks_have_the_records_whatever_the_min_isr() -> None:
     stale = cluster(stale=(0,))
-    assert without_disks(stale, FULL) == Proceed(0, REASON)
+    assert without_disks(stale, FULL) == RestartStep(0, REASON)
     two = [partition((0, 1), isr_min=1)]
-    assert next_step(stale, two, -1) == Proceed(0, REASON)
+    assert choose_next_step(stale, two, -1) == RestartStep(0, REASON)
     step = without_disks(stale, two)
-    assert isinstance(step, Wait)
+    assert isinstance(step, WaitStep)
     assert "jobs-0 would have 1 in-sync replica on other disks" in step.reason
-    assert without_disks(stale, [partition((0, 1), 1, (0, 1))]) == Proceed(0, REASON)
+    assert without_disks(stale, [partition((0, 1), 1, (0, 1))]) == RestartStep(0, REASON)
 
 
 def test_a_broken_broker_keeps_its_disk_if_it_may_have_the_last_records() -> None:
     broken = cluster(stale=(0,), unready=(0, 1, 2))
     last = [partition((), 2), partition((1,), 2, (1, 2))]
     step = without_disks(broken, last)
-    assert isinstance(step, Wait)
+    assert isinstance(step, WaitStep)
     assert not step.serving
     assert "no in-sync replicas on other disks" in step.reason
-    assert isinstance(without_disks(broken, [partition((0,))]), Wait)
-    assert next_step(broken, last, -1) == Proceed(0, REASON)
+    assert isinstance(without_disks(broken, [partition((0,))]), WaitStep)
+    assert choose_next_step(broken, last, -1) == RestartStep(0, REASON)
     # Others have all committed records, even if it is one: two broken pods can be mended.
-    assert without_disks(broken, [partition((2,))]) == Proceed(0, REASON)
+    assert without_disks(broken, [partition((2,))]) == RestartStep(0, REASON)
 
 
 def test_unknown_partitions_keep_the_disks() -> None:
     broken = cluster(stale=(0, 1, 2), unready=(0, 1, 2))
     step = without_disks(broken, None)
-    assert isinstance(step, Wait)
+    assert isinstance(step, WaitStep)
     assert "no broker returns the state of the partitions" in step.reason
-    assert next_step(broken, None, -1) == Proceed(0, REASON)
+    assert choose_next_step(broken, None, -1) == RestartStep(0, REASON)
 
 
 def test_controllers_keep_their_disks() -> None:
     pods = [BrokerPod(0, True), BrokerPod(900, False, REASON, controller=True)]
-    assert without_disks(pods, None) == Proceed(900, REASON, controller=True)
+    assert without_disks(pods, None) == RestartStep(900, REASON, controller=True)
 
 
 @given(pictures())
 def test_a_restart_never_loses_the_last_copy(picture) -> None:
     brokers, parts, controller = picture
-    step = next_step(brokers, parts, controller, loses_disks=True)
-    if isinstance(step, Proceed):
+    step = choose_next_step(brokers, parts, controller, loses_disks=True)
+    if isinstance(step, RestartStep):
         for part in parts:
             if step.broker_id in part.replicas:
                 assert set(part.isr) - {step.broker_id}

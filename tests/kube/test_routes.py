@@ -13,19 +13,19 @@ import yaml
 from e2e.cluster.programs import downloaded
 from kube.api_server import ApiServer, Crash, CrashPoint, Manifest, resource
 from kube.structural import errors
-from shoal_operator import pods
-from shoal_operator.broker_states import ClusterState
-from shoal_operator.brokers import Brokers
-from shoal_operator.cluster.decision import no_address, refusal
-from shoal_operator.cluster.observation import Observer
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.cluster.routes import Routes
+from shoal_operator.brokers import pods
+from shoal_operator.brokers.broker_states import ClusterState
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.cluster.decision import find_refusal, make_no_address_verdict
+from shoal_operator.cluster.observation import ClusterObserver
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.cluster.routes import RouteReconciler
 from shoal_operator.model import cluster as model
 from shoal_operator.model import listeners, names, routes, security
 from shoal_operator.settings import LISTENER_TYPES
 
 if TYPE_CHECKING:
-    from shoal_operator.diagnostics import Diagnosis
+    from shoal_operator.brokers.diagnostics import Diagnosis
 
 #: The first version with TLSRoute v1; its experimental channel also serves the versions before.
 GATEWAY_API = "sigs.k8s.io/gateway-api@v1.5.1"
@@ -59,7 +59,7 @@ HOSTS = ["kafka.example.com", "broker-0.example.com", "special.example.com", "br
 CHANGES_MAX = 30
 
 
-def queue_cluster(*given: Manifest, replicas: int = 3, **spec: Any) -> Manifest:
+def queue_cluster(*given: Manifest, replicas: int = 3, **spec: Any) -> Any:
     """Return a QueueCluster with an internal listener and these."""
     made = resource(
         "QueueCluster",
@@ -74,7 +74,7 @@ def queue_cluster(*given: Manifest, replicas: int = 3, **spec: Any) -> Manifest:
     return made
 
 
-def changed(listener: Manifest, **fields: Any) -> Manifest:
+def changed(listener: Manifest, **fields: Any) -> Any:
     """Return a listener with other fields; None removes one."""
     every = {**listener, **fields}
     return {key: value for key, value in every.items() if value is not None}
@@ -82,15 +82,15 @@ def changed(listener: Manifest, **fields: Any) -> Manifest:
 
 def test_brokers_advertise_their_hosts_at_the_port_of_the_proxy() -> None:
     wanted = queue_cluster(INGRESS, changed(TLS_ROUTE, advertisedPort=9443))
-    assert listeners.pending(wanted, {}) == []
+    assert listeners.list_pending(wanted, {}) == []
     inside = "PLAIN://${env:POD_NAME}.main-brokers.n.svc:9092,"
-    assert [listeners.advertised(wanted, broker, {}) for broker in range(3)] == [
+    assert [listeners.format_advertised(wanted, broker, {}) for broker in range(3)] == [
         f"{inside}OUTSIDE://{host}:443,WORLD://b{broker}.world.example.com:9443"
         for broker, host in enumerate(HOSTS[1:])
     ]
     servers = [
-        listeners.external_bootstrap_servers(wanted, one, {}, ["10.0.0.1"])
-        for one in listeners.external(wanted)
+        listeners.find_external_servers(wanted, one, {}, ["10.0.0.1"])
+        for one in listeners.list_external(wanted)
     ]
     assert servers == ["kafka.example.com:443", "world.example.com:9443"]
 
@@ -98,9 +98,9 @@ def test_brokers_advertise_their_hosts_at_the_port_of_the_proxy() -> None:
 def test_the_brokers_certificate_is_for_the_hosts() -> None:
     """Clients check the host to which they connect, and the proxy does not end the TLS."""
     api = ApiServer(CrashPoint())
-    observer = Observer(api.store(), Brokers("none:1"), "n", "main", lambda: None)
+    observer = ClusterObserver(api.store(), Brokers("none:1"), "n", "main", lambda: None)
     wanted = queue_cluster(INGRESS)
-    dns, ips = security.addresses(wanted, observer.external_hosts(wanted))
+    dns, ips = security.list_addresses(wanted, observer.list_external_hosts(wanted))
     assert set(HOSTS) < set(dns)
     assert ips == ["127.0.0.1"]
 
@@ -108,9 +108,9 @@ def test_the_brokers_certificate_is_for_the_hosts() -> None:
 @pytest.mark.parametrize("listener", [INGRESS, TLS_ROUTE])
 def test_a_route_leads_to_the_service_of_its_name(listener: Manifest) -> None:
     wanted = queue_cluster(listener, template={"service": {"annotations": {"mesh": "off"}}})
-    services = {one["metadata"]["name"]: one for one in model.service_manifests(wanted)}
+    services = {one["metadata"]["name"]: one for one in model.build_service_manifests(wanted)}
     version = routes.VERSIONS[listener["type"]][0]
-    made = routes.manifests(wanted, listener["type"], version)
+    made = routes.build_manifests(wanted, listener["type"], version)
     assert len(made) == 4
     for route in made:
         service = services[route["metadata"]["name"]]
@@ -121,8 +121,8 @@ def test_a_route_leads_to_the_service_of_its_name(listener: Manifest) -> None:
         assert service["metadata"]["annotations"] == {"mesh": "off"}
         assert route["metadata"]["annotations"]["team"] == "a"
         assert "mesh" not in route["metadata"]["annotations"]
-        assert route["metadata"]["ownerReferences"] == [names.owner(wanted)]
-    assert routes.manifests(wanted, "Other", "v1") == []
+        assert route["metadata"]["ownerReferences"] == [names.build_owner_reference(wanted)]
+    assert routes.build_manifests(wanted, "Other", "v1") == []
 
 
 def backend(route: Manifest) -> tuple[str, int]:
@@ -137,7 +137,7 @@ def backend(route: Manifest) -> tuple[str, int]:
 
 
 def test_an_ingress_passes_tls_through_for_its_host() -> None:
-    made = routes.manifests(queue_cluster(INGRESS), "Ingress", "networking.k8s.io/v1")
+    made = routes.build_manifests(queue_cluster(INGRESS), "Ingress", "networking.k8s.io/v1")
     assert [one["metadata"]["name"] for one in made] == NAMES
     for route, host in zip(made, HOSTS, strict=True):
         assert route["spec"]["ingressClassName"] == "nginx"
@@ -151,12 +151,12 @@ def test_an_ingress_passes_tls_through_for_its_host() -> None:
 def test_only_the_class_nginx_gets_its_annotations_and_users_may_replace_them() -> None:
     others = changed(INGRESS, **{"class": "haproxy"}), changed(INGRESS, **{"class": None})
     for one in others:
-        made = routes.manifests(queue_cluster(one), "Ingress", "networking.k8s.io/v1")
+        made = routes.build_manifests(queue_cluster(one), "Ingress", "networking.k8s.io/v1")
         assert made[1]["metadata"]["annotations"] == {"team": "a"}
         assert made[1]["spec"].get("ingressClassName") == one.get("class")
     key = "nginx.ingress.kubernetes.io/backend-protocol"
     own = changed(INGRESS, annotations={key: "GRPCS"})
-    made = routes.manifests(queue_cluster(own), "Ingress", "networking.k8s.io/v1")
+    made = routes.build_manifests(queue_cluster(own), "Ingress", "networking.k8s.io/v1")
     assert {one["metadata"]["annotations"][key] for one in made} == {"GRPCS"}
 
 
@@ -165,7 +165,7 @@ def test_tls_routes_fit_the_definitions_of_the_gateway_api(channel: str, tmp_pat
     file = "gateway.networking.k8s.io_tlsroutes.yaml"
     shutil.copy(downloaded(GATEWAY_API) / "config/crd" / channel / file, tmp_path)
     for version in routes.VERSIONS["TLSRoute"]:
-        made = routes.manifests(queue_cluster(TLS_ROUTE), "TLSRoute", version)
+        made = routes.build_manifests(queue_cluster(TLS_ROUTE), "TLSRoute", version)
         hosts = [one["spec"]["hostnames"] for one in made]
         assert hosts == [["world.example.com"], *([f"b{n}.world.example.com"] for n in range(3))]
         for route in made:
@@ -186,7 +186,7 @@ def test_the_example_fits_its_gateway(tmp_path: Path) -> None:
     cluster["spec"]["metrics"] = {"port": 9404}
     (entry,) = gateway["spec"]["listeners"]
     assert entry["tls"] == {"mode": "Passthrough"}
-    for route in routes.manifests(cluster, "TLSRoute", V1):
+    for route in routes.build_manifests(cluster, "TLSRoute", V1):
         (parent,) = route["spec"]["parentRefs"]
         assert parent == {"name": gateway["metadata"]["name"], "sectionName": entry["name"]}
         (host,) = route["spec"]["hostnames"]
@@ -198,31 +198,31 @@ def test_the_example_fits_its_gateway(tmp_path: Path) -> None:
 
 def test_each_broker_needs_a_host_of_its_own() -> None:
     few = changed(INGRESS, hostTemplate=None)
-    said = refusal(queue_cluster(few))
+    said = find_refusal(queue_cluster(few))
     assert said
-    assert (said.reason, said.stalled) == ("ListenerNotAllowed", True)
+    assert (said.reason, said.is_stalled) == ("ListenerNotAllowed", True)
     assert "'outside' has no host for broker 0. Set hostTemplate, or add" in said.message
-    said = refusal(queue_cluster(changed(INGRESS, bootstrap={})))
+    said = find_refusal(queue_cluster(changed(INGRESS, bootstrap={})))
     assert said
     assert "no host for bootstrap. Set bootstrap.host." in said.message
     same = changed(INGRESS, bootstrap={"host": "broker-2.example.com"})
-    said = refusal(queue_cluster(same))
+    said = find_refusal(queue_cluster(same))
     assert said
     assert said.message.startswith("Bootstrap of listener 'outside' and broker 2 of listener 'ou")
     assert "have the same host 'broker-2.example.com'" in said.message
     # Another listener may have the same host at another port.
     twin = changed(INGRESS, name="twin", port=9096)
-    assert refusal(queue_cluster(INGRESS, twin))
-    assert routes.problem(queue_cluster(INGRESS, changed(twin, advertisedPort=8443))) == ""
+    assert find_refusal(queue_cluster(INGRESS, twin))
+    assert routes.find_problem(queue_cluster(INGRESS, changed(twin, advertisedPort=8443))) == ""
 
 
 def test_a_broker_that_is_drained_keeps_its_host() -> None:
     """Its entry must stay until then. A Service without an address is not the problem."""
     listed = [{"broker": n, "host": f"b{n}.example.com"} for n in range(2)]
     few = changed(INGRESS, hostTemplate=None, brokers=listed)
-    assert routes.problem(queue_cluster(few, replicas=1)) == ""
+    assert routes.find_problem(queue_cluster(few, replicas=1)) == ""
     draining = queue_cluster(few, replicas=3)
-    said = no_address(draining, listeners.pending(draining, {}))
+    said = make_no_address_verdict(draining, listeners.list_pending(draining, {}))
     assert said.reason == "ListenerNotAllowed"
     assert "has no host for broker 2" in said.message
 
@@ -230,25 +230,25 @@ def test_a_broker_that_is_drained_keeps_its_host() -> None:
 @pytest.mark.parametrize("listener", [INGRESS, TLS_ROUTE])
 def test_a_listener_without_tls_or_permissions_is_refused(listener: Manifest) -> None:
     kind, value = listener["type"], routes.VALUES[listener["type"]]
-    said = refusal(queue_cluster(changed(listener, tls=None)))
+    said = find_refusal(queue_cluster(changed(listener, tls=None)))
     assert said
     assert said.reason == "ListenerNotAllowed"
     assert said.message.endswith("Add tls: {}.")
     others = frozenset(listeners.ROUTED) - {kind}
-    said = refusal(queue_cluster(listener), routed=others)
+    said = find_refusal(queue_cluster(listener), routed=others)
     assert said
-    assert (said.reason, said.stalled) == ("ListenerTypeDisabled", True)
+    assert (said.reason, said.is_stalled) == ("ListenerTypeDisabled", True)
     assert f"type {kind}" in said.message
     assert f"chart's value {value} to true" in said.message
-    assert refusal(queue_cluster(), routed=frozenset()) is None
+    assert find_refusal(queue_cluster(), routed=frozenset()) is None
 
 
 # -- restarts
 
 
-def restarts(spec: Manifest, before: Manifest) -> list[int]:
+def restarts(spec: Any, before: Any) -> list[int]:
     """Return the brokers that restart if the cluster had the spec `before`."""
-    made = model.manifests(before, "i:1")[-1]
+    made = model.build_manifests(before, "i:1")[-1]
     made["status"] = {"updateRevision": "r", "observedGeneration": 0}
     meta = made["spec"]["template"]["metadata"]
     labels = {**meta["labels"], "controller-revision-hash": "r"}
@@ -257,11 +257,11 @@ def restarts(spec: Manifest, before: Manifest) -> list[int]:
         for n in range(3)
     ]
     shown = {
-        n: listeners.resolve_env(pod, listeners.advertised(before, n, {}))
+        n: listeners.resolve_env(pod, listeners.format_advertised(before, n, {}))
         for n, pod in enumerate(found)
     }
     state = ClusterState("id", 0, {}, frozenset(range(3)), advertised=shown)
-    every = pods.broker_pods(spec, found, {"main-broker": made}, state, {})
+    every = pods.build_broker_pods(spec, found, {"main-broker": made}, state, {})
     return [one.id for one in every if one.restart_reason]
 
 
@@ -274,7 +274,9 @@ def test_only_brokers_whose_address_changes_restart() -> None:
     for fields in ({"class": "haproxy"}, {"bootstrap": {"host": "b.example.com"}}):
         after = queue_cluster(changed(INGRESS, **fields))
         assert restarts(after, before) == []
-        rendered = [model.manifests(one, "i:1")[-1]["spec"]["template"] for one in (before, after)]
+        rendered = [
+            model.build_manifests(one, "i:1")[-1]["spec"]["template"] for one in (before, after)
+        ]
         assert rendered[0] == rendered[1]
 
 
@@ -288,7 +290,7 @@ class World:
         self.api = ApiServer(CrashPoint())
         self.cluster = queue_cluster(*given)
         self.kinds = frozenset(kinds)
-        self.routes = Routes(self.api, self.kinds)
+        self.routes = RouteReconciler(self.api, self.kinds)
 
     def reconcile(self) -> Diagnosis | None:
         return asyncio.run(self.routes.reconcile(self.cluster))
@@ -321,7 +323,9 @@ def test_routes_follow_the_listener() -> None:
     assert world.api.crash_point.changes == changes
     # What somebody changed by hand, and an Ingress of somebody else.
     world.api.objects["Ingress", NAMES[1]]["spec"]["rules"][0]["host"] = "wrong"
-    foreign = {"metadata": {"name": "other", "namespace": "n", "labels": names.labels("main")}}
+    foreign = {
+        "metadata": {"name": "other", "namespace": "n", "labels": names.build_labels("main")}
+    }
     world.api.add({"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", **foreign})
     world.listen(INGRESS, replicas=1)
     assert world.reconcile() is None
@@ -341,7 +345,7 @@ def test_a_cluster_without_routes_asks_once() -> None:
     """Another operator may have written some before."""
     world = World(INGRESS)
     world.reconcile()
-    world.routes = Routes(world.api, world.kinds)
+    world.routes = RouteReconciler(world.api, world.kinds)
     world.listen()
     world.reconcile()
     assert world.made("Ingress") == []
@@ -370,7 +374,7 @@ def test_a_crash_after_any_change_leaves_no_wrong_route() -> None:
         except Crash:
             crashed = True
         world.api.crash_point.last = None
-        world.routes = Routes(world.api, world.kinds)
+        world.routes = RouteReconciler(world.api, world.kinds)
         world.reconcile()
         assert (world.made("Ingress"), world.made("TLSRoute")) == ([], sorted(NAMES)), crash_after
         if not crashed:
@@ -468,7 +472,7 @@ def test_what_a_gateway_answers_is_reported() -> None:
     assert world.reconcile() is None
     route = world.api.find("TLSRoute", "main-world-0")
     del route["status"]
-    assert routes.not_accepted(route, 5.0, 30.0) == ""
+    assert routes.describe_rejection(route, 5.0, 30.0) == ""
 
 
 def test_an_operator_without_permissions_asks_for_nothing() -> None:
@@ -486,7 +490,7 @@ class ServingBrokers(Brokers):
     async def set_addresses(self, *_: object) -> None:
         """Keep the addresses."""
 
-    async def cluster_state(self, ids: Any, **_: Any) -> ClusterState:
+    async def describe_cluster(self, ids: Any, **_: Any) -> ClusterState:
         return ClusterState("id", 0, {}, frozenset(ids), serving=frozenset(ids))
 
     async def is_reachable(self) -> bool:
@@ -500,7 +504,9 @@ def status(api: ApiServer, **options: Any) -> tuple[dict[str, str], Manifest]:
     async def run() -> None:
         brokers = ServingBrokers("none:1")
         place = (api, api.store(), brokers, "n", "main", "i:1")
-        await Clusters(*place, on_reachable=lambda: None, **options).reconcile(["main"])
+        await QueueClusterReconciler(*place, on_reachable=lambda: None, **options).reconcile(
+            ["main"]
+        )
         await brokers.close()
 
     for _ in range(2):

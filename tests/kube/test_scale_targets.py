@@ -9,23 +9,23 @@ import pytest
 from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint, configured, resource
 from kube.test_due import CLUSTER, POD, FixedGroup
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.producer import Producer
+from shoal.client.produce.producer import Producer
 from shoal.client.settings import Settings as ClientSettings
-from shoal.client.share import ShareSession
-from shoal.client.topics import NewTopic
+from shoal.client.share.member import ShareSession
 from shoal_operator import clock
-from shoal_operator.broker_states import GroupState, SharePartition
-from shoal_operator.brokers import Brokers
-from shoal_operator.consumers import Consumers
-from shoal_operator.group_monitor import GroupMonitor
-from shoal_operator.idle_members import ANNOTATION, Holding, costs
+from shoal_operator.brokers.broker_states import GroupState, SharePartitionState
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.brokers.idle_members import ANNOTATION, MemberHolding, compute_costs
+from shoal_operator.consumers.reconciler import ShareConsumerReconciler
+from shoal_operator.consumers.scale_targets import OBSERVED_MS_MAX
+from shoal_operator.consumers.scaling import GroupLoad, ScalingHistory, ScalingPolicy, decide
+from shoal_operator.kube.reconcile_loop import ReconcileLoop
 from shoal_operator.model import names
-from shoal_operator.reconcile_loop import ReconcileLoop
+from shoal_operator.queues.group_monitor import GroupMonitor
 from shoal_operator.runtime import Operator
-from shoal_operator.scale_targets import OBSERVED_MS_MAX
-from shoal_operator.scaling import History, Load, Policy, decide
-from shoal_operator.settings import Settings
+from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,14 +45,14 @@ SCALING = {
 class HeldGroup(FixedGroup):
     """A group with the test's lag and members."""
 
-    held: list[Holding] | None = None
+    held: list[MemberHolding] | None = None
     oldest_ms: int | None = None
 
-    async def holdings(self, group: str, partitions: Any) -> list[Holding] | None:
+    async def list_holdings(self, group: str, partitions: Any) -> list[MemberHolding] | None:
         del group, partitions
         return self.held
 
-    async def oldest_record_ms(self, starts: Any) -> int | None:
+    async def find_oldest_record_ms(self, starts: Any) -> int | None:
         del starts
         return self.oldest_ms
 
@@ -68,8 +68,8 @@ class Shop:
         self.store, self.brokers = self.kube.store(), HeldGroup()
         place = (self.kube, self.store, self.brokers, "n", "main")
         self.monitor = GroupMonitor(*place)
-        settings = Settings("b:1", "s:1", "role", "http://o")
-        self.consumers = Consumers(*place[:2], self.monitor, "n", "main", settings)
+        settings = ChartSettings("b:1", "s:1", "role", "http://o")
+        self.consumers = ShareConsumerReconciler(*place[:2], self.monitor, "n", "main", settings)
         self.add("eaters", **({"scaleTargetRef": TARGET} | spec))
 
     def add(self, name: str, **spec: Any) -> None:
@@ -189,7 +189,7 @@ def test_a_spark_application_follows_the_number_and_is_suspended_at_zero(
         shop.kube.add({**APPLICATION, "metadata": meta, "spec": spec, "status": state})
         status = await shop.look(35)
         assert shop.of_target("SparkApplication")["spec"] == spec | {"suspend": False}
-        assert shop.consumers.signal("eaters")["desiredReplicas"] == 4
+        assert shop.consumers.get_signal("eaters")["desiredReplicas"] == 4
         assert ready(status) == (True, "Scaling")
         assert "SHOAL_SCALE_URL" in status["conditions"][0]["message"]
         shop.start_pods(4, EXECUTOR)
@@ -212,7 +212,7 @@ def test_the_next_share_consumer_takes_over_a_target() -> None:
         shop.add("later", scaleTargetRef=TARGET)
         away = {"type": "external", "external": {"bootstrapServers": "127.0.0.1:1"}}
         shop.kube.add(resource("QueueCluster", "main", **away))
-        settings = Settings("b:1", "s:1", "role", "u", workloads=frozenset(["scaleTargetRef"]))
+        settings = ChartSettings("b:1", "s:1", "role", "u", workloads=frozenset(["scaleTargetRef"]))
         operator = Operator(shop.kube, settings, ("n",))
 
         def reason() -> str:
@@ -264,25 +264,25 @@ def test_workloads_of_the_operator_are_no_targets() -> None:
 @pytest.mark.parametrize(
     ("holding", "found"),
     [
-        (Holding("legacy-1", "/10.9.9.9", 7), {"legacy-1": 7}),
-        (Holding("legacy-1-worker", "/10.9.9.9", 7), {"legacy-1": 7}),
-        (Holding("legacy-10", "/10.9.9.9", 7), {}),
-        (Holding("app", "/10.0.0.2", 7), {"legacy-2": 7}),
-        (Holding("app", "10.0.0.2", 7), {"legacy-2": 7}),
-        (Holding("app", "/10.9.9.9", 7), {}),
+        (MemberHolding("legacy-1", "/10.9.9.9", 7), {"legacy-1": 7}),
+        (MemberHolding("legacy-1-worker", "/10.9.9.9", 7), {"legacy-1": 7}),
+        (MemberHolding("legacy-10", "/10.9.9.9", 7), {}),
+        (MemberHolding("app", "/10.0.0.2", 7), {"legacy-2": 7}),
+        (MemberHolding("app", "10.0.0.2", 7), {"legacy-2": 7}),
+        (MemberHolding("app", "/10.9.9.9", 7), {}),
     ],
 )
 def test_members_are_matched_by_client_id_or_address(
-    holding: Holding, found: dict[str, int]
+    holding: MemberHolding, found: dict[str, int]
 ) -> None:
     pods = [pod(n) for n in range(3)]
-    assert costs(pods, [holding]) == {"legacy-0": 0, "legacy-1": 0, "legacy-2": 0} | found
+    assert compute_costs(pods, [holding]) == {"legacy-0": 0, "legacy-1": 0, "legacy-2": 0} | found
 
 
 def test_pods_that_share_an_address_are_matched_by_client_id_only() -> None:
     pods = [pod(n, ip="192.0.2.1") for n in range(2)]
-    held = [Holding("legacy-1", "/192.0.2.1", 3), Holding("other", "/192.0.2.1", 5)]
-    assert costs(pods, held) == {"legacy-0": 0, "legacy-1": 3}
+    held = [MemberHolding("legacy-1", "/192.0.2.1", 3), MemberHolding("other", "/192.0.2.1", 5)]
+    assert compute_costs(pods, held) == {"legacy-0": 0, "legacy-1": 3}
 
 
 def test_idle_pods_go_first_and_busy_ones_may_finish(pass_time: Callable[[int], None]) -> None:
@@ -294,7 +294,7 @@ def test_idle_pods_go_first_and_busy_ones_may_finish(pass_time: Callable[[int], 
         assert shop.of_target()["spec"]["replicas"] == 5
         assert not any("annotations" in p["metadata"] for p in shop.kube.all("Pod"))
         pass_time(20_000)
-        shop.brokers.held = [Holding(f"legacy-{n}", "", n) for n in (1, 3, 4)]
+        shop.brokers.held = [MemberHolding(f"legacy-{n}", "", n) for n in (1, 3, 4)]
         status = await shop.look(5)
         assert status["desiredReplicas"] == 3, "three pods hold records"
         assert "3 pods hold records" in status["decision"]
@@ -313,7 +313,7 @@ def test_an_owned_deployment_loses_idle_pods_first() -> None:
         shop = Shop(scaleTargetRef=None, deployment=POD)
         await shop.look(50)
         shop.start_pods(3, {"shoal.dev/share-consumer": "eaters"})
-        shop.brokers.held = [Holding("legacy-2", "", 9)]
+        shop.brokers.held = [MemberHolding("legacy-2", "", 9)]
         shop.consumers._histories.clear()  # noqa: SLF001, the cooldown is not the subject
         consumer = shop.kube.find("ShareConsumer", "eaters")
         consumer["status"]["desiredReplicas"] = 1
@@ -345,11 +345,11 @@ def test_brokers_that_do_not_list_records_in_flight_change_no_pod(
 
 
 def test_records_older_than_the_target_add_consumers() -> None:
-    policy = Policy(replicas_max=20, target_age_ms=60_000)
+    policy = ScalingPolicy(replicas_max=20, target_age_ms=60_000)
 
     def wanted(age_ms: int, running: int, lag: int = 900) -> int:
-        load = Load(lag, 8, 2000, running=running, age_ms=age_ms)
-        return decide(policy, load, running, History(), 0).replicas
+        load = GroupLoad(lag, 8, 2000, running=running, age_ms=age_ms)
+        return decide(policy, load, running, ScalingHistory(), 0).replicas
 
     assert wanted(60_000, 4) == 1, "by lag"
     assert wanted(60_001, 4) == 6
@@ -362,11 +362,11 @@ def test_records_older_than_the_target_add_consumers() -> None:
 
 def test_slow_consumers_get_help_before_records_are_too_old() -> None:
     """The rate says how long the backlog takes: forty records at one a second."""
-    patient, hurried = Policy(), Policy(target_age_ms=20_000)
+    patient, hurried = ScalingPolicy(), ScalingPolicy(target_age_ms=20_000)
     for policy, expected in ((patient, 1), (hurried, 2)):
-        history, current = History(), 1
+        history, current = ScalingHistory(), 1
         for seconds in (0, 10, 20, 30):
-            load = Load(40, 8, 2000, seconds, 1)
+            load = GroupLoad(40, 8, 2000, seconds, 1)
             current = decide(policy, load, current, history, seconds * 1000).replicas
         assert current == expected
 
@@ -378,10 +378,10 @@ def test_the_age_is_read_for_consumers_that_scale_by_it(monkeypatch: pytest.Monk
         shop = Shop(scaling=SCALING | {"targetRecordAge": "1m"})
         shop.deploy()
         shop.brokers.oldest_ms = 880_000
-        state = GroupState("workers", lag=9, partitions=(SharePartition("t", 0, 5, 9),))
+        state = GroupState("workers", lag=9, partitions=(SharePartitionState("t", 0, 5, 9),))
         shop.brokers.answer = state
         await shop.monitor.watch([])
-        assert shop.monitor.age_ms("workers") == 120_000
+        assert shop.monitor.get_oldest_age_ms("workers") == 120_000
         await shop.consumers.reconcile(["eaters"])
         status = shop.kube.find("ShareConsumer", "eaters")["status"]
         assert status["oldestRecordSeconds"] == 120
@@ -390,7 +390,7 @@ def test_the_age_is_read_for_consumers_that_scale_by_it(monkeypatch: pytest.Monk
         shop.add("eaters", scaleTargetRef=TARGET)
         other = GroupMonitor(shop.kube, shop.store, shop.brokers, "n", "main")
         await other.watch([])
-        assert other.age_ms("workers") == -1
+        assert other.get_oldest_age_ms("workers") == -1
 
     asyncio.run(scenario())
 
@@ -403,12 +403,12 @@ def test_a_broker_reports_what_each_member_holds_and_the_oldest_record(
 ) -> None:
     broker = start_broker()
 
-    async def held(brokers: Brokers) -> Sequence[Holding]:
-        return await brokers.holdings("workers", [("jobs", 0), ("jobs", 1)]) or []
+    async def held(brokers: Brokers) -> Sequence[MemberHolding]:
+        return await brokers.list_holdings("workers", [("jobs", 0), ("jobs", 1)]) or []
 
     async def scenario() -> None:
         address = broker.bootstrap
-        settings = ClientSettings.of(address, {"client.id": "eaters-abc"})
+        settings = ClientSettings.from_bootstrap(address, {"client.id": "eaters-abc"})
         brokers = Brokers(address)
         async with Client(settings) as client:
             await client.admin.topics.create([NewTopic("jobs", 2)])
@@ -418,9 +418,9 @@ def test_a_broker_reports_what_each_member_holds_and_the_oldest_record(
                     stamp = 5_000 + number
                     value = bytes(20_000)  # Larger than what a fetch takes of a partition.
                     await producer.send("jobs", value, partition=number % 2, timestamp_ms=stamp)
-            assert await brokers.oldest_record_ms({("jobs", 0): 0, ("jobs", 1): 0}) == 5_000
-            assert await brokers.oldest_record_ms({("jobs", 0): 2, ("jobs", 1): 1}) == 5_003
-            assert await brokers.oldest_record_ms({("jobs", 0): 3}) is None
+            assert await brokers.find_oldest_record_ms({("jobs", 0): 0, ("jobs", 1): 0}) == 5_000
+            assert await brokers.find_oldest_record_ms({("jobs", 0): 2, ("jobs", 1): 1}) == 5_003
+            assert await brokers.find_oldest_record_ms({("jobs", 0): 3}) is None
             async with await ShareSession.join(client.cluster, "workers", ["jobs"]) as session:
                 found = 0
                 while found < 6:
@@ -472,7 +472,7 @@ def test_the_first_share_consumer_hears_of_the_second_and_of_its_end(
         shop = Shop(**still)
         away = {"type": "external", "external": {"bootstrapServers": "127.0.0.1:1"}}
         shop.kube.add(resource("QueueCluster", "main", **away))
-        settings = Settings("b:1", "s:1", "role", "u", workloads=frozenset(["deployment"]))
+        settings = ChartSettings("b:1", "s:1", "role", "u", workloads=frozenset(["deployment"]))
         operator = Operator(shop.kube, settings, ("n",))
 
         def read_degraded() -> str:

@@ -2,10 +2,10 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal_operator.broker_states import GroupState
-from shoal_operator.scaling import History, Load, Policy, decide
+from shoal_operator.brokers.broker_states import GroupState
+from shoal_operator.consumers.scaling import GroupLoad, ScalingHistory, ScalingPolicy, decide
 
-POLICY = Policy(
+POLICY = ScalingPolicy(
     replicas_max=6,
     target_lag=100,
     records_per_replica=50,
@@ -14,13 +14,13 @@ POLICY = Policy(
 )
 
 
-def load(lag: int, partitions: int = 2, locks: int = 2000) -> Load:
-    return Load(lag, partitions, locks)
+def load(lag: int, partitions: int = 2, locks: int = 2000) -> GroupLoad:
+    return GroupLoad(lag, partitions, locks)
 
 
 def run(steps, policy=POLICY, current=0):
     """Return the replicas after each (now_ms, lag)."""
-    history, out = History(), []
+    history, out = ScalingHistory(), []
     for now_ms, lag in steps:
         current = decide(policy, load(lag), current, history, now_ms).replicas
         out.append(current)
@@ -51,24 +51,24 @@ def test_lag_in_between_restarts_the_idle_time() -> None:
 
 def test_records_that_wait_for_a_redrive_need_no_consumers() -> None:
     state = GroupState("g", lag=900, blocked=900)
-    held = Load(state.workable, 2, 2000, blocked=state.blocked)
-    history, current, found = History(), 3, []
+    held = GroupLoad(state.workable, 2, 2000, blocked=state.blocked)
+    history, current, found = ScalingHistory(), 3, []
     for now_ms in (0, 61_000, 300_000, 361_001):
         decision = decide(POLICY, held, current, history, now_ms)
         current = decision.replicas
         found.append(current)
     assert found == [1, 1, 0, 0]
     assert "900 more wait until dead letters are redriven or skipped" in decision.reason
-    work = Load(GroupState("g", lag=901, blocked=900).workable, 2, 2000, blocked=900)
+    work = GroupLoad(GroupState("g", lag=901, blocked=900).workable, 2, 2000, blocked=900)
     assert decide(POLICY, work, 0, history, 362_000).replicas == 1
 
 
 def test_locks_are_a_ceiling() -> None:
     decision = decide(
-        Policy(replicas_max=100, target_lag=1, records_per_replica=500),
-        Load(10_000, 2, 2000),
+        ScalingPolicy(replicas_max=100, target_lag=1, records_per_replica=500),
+        GroupLoad(10_000, 2, 2000),
         0,
-        History(),
+        ScalingHistory(),
         0,
     )
     assert decision.replicas == decision.ceiling == 8
@@ -77,10 +77,12 @@ def test_locks_are_a_ceiling() -> None:
 
 def working(steps, policy=POLICY):
     """Return the replicas after each (now_ms, lag, settled, running), and the last reason."""
-    history, current, reason = History(), 0, ""
+    history, current, reason = ScalingHistory(), 0, ""
     out = []
     for now_ms, lag, settled, running in steps:
-        decision = decide(policy, Load(lag, 2, 2000, settled, running), current, history, now_ms)
+        decision = decide(
+            policy, GroupLoad(lag, 2, 2000, settled, running), current, history, now_ms
+        )
         current, reason = decision.replicas, decision.reason
         out.append(current)
     return out, reason
@@ -105,7 +107,7 @@ def test_a_rate_is_of_one_consumer_and_of_work_only() -> None:
 
 
 def test_minimum_holds_without_lag() -> None:
-    policy = Policy(replicas_min=2, replicas_max=4)
+    policy = ScalingPolicy(replicas_min=2, replicas_max=4)
     assert run([(0, 0), (10**9, 0)], policy) == [2, 2]
 
 
@@ -114,8 +116,10 @@ loads = st.lists(st.tuples(st.integers(1, 120_000), st.integers(0, 2_000)), min_
 
 @given(loads, st.integers(0, 3), st.integers(3, 9))
 def test_bounds_and_no_consumer_lost_while_there_is_lag(moves, low, high) -> None:
-    policy = Policy(replicas_min=low, replicas_max=high, target_lag=100, records_per_replica=50)
-    history, current, now_ms = History(), low, 0
+    policy = ScalingPolicy(
+        replicas_min=low, replicas_max=high, target_lag=100, records_per_replica=50
+    )
+    history, current, now_ms = ScalingHistory(), low, 0
     for pause, lag in moves:
         now_ms += pause
         wanted = decide(policy, load(lag), current, history, now_ms).replicas
@@ -128,7 +132,7 @@ def test_bounds_and_no_consumer_lost_while_there_is_lag(moves, low, high) -> Non
 
 @given(loads)
 def test_a_constant_load_settles(moves) -> None:
-    history, current, now_ms = History(), 0, 0
+    history, current, now_ms = ScalingHistory(), 0, 0
     for pause, lag in moves:
         now_ms += pause
         current = decide(POLICY, load(lag), current, history, now_ms).replicas

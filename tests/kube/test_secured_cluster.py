@@ -26,27 +26,26 @@ from kube.secured_pods import (
     token_secret,
 )
 from servers import without_configs
+from shoal.client.admin.security_admin import ScramMechanism, ScramUpsertion
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError, KafkaError, SecurityError
-from shoal.client.exposition import samples
-from shoal.client.secret import Secret
-from shoal.client.security_admin import ScramMechanism, ScramUpsertion
-from shoal.client.topics import NewTopic
+from shoal.client.security.secret import Secret
+from shoal.monitoring.exposition import parse_samples
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.feature_levels import RELEASE_FEATURES
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
-from shoal_operator import certificates
-from shoal_operator.brokers import Brokers
+from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster.authorities import RENEW
-from shoal_operator.model import security
+from shoal_operator.model import certificates, security
 from shoal_operator.model.security import CLIENTS, CLUSTER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shoal_operator.certificates import KeyPair
+    from shoal_operator.model.certificates import KeyPair
 
 LINKS, QUORUM, MTLS, SCRAM = security.REPLICATION_PORT, 9093, 9094, 9095
 OWN_PORT, BEARER = 9096, 9097
@@ -86,7 +85,9 @@ def admin(pods: SecuredPods) -> Iterator[SyncClient]:
         made = client.run(client.admin.topics.create([NewTopic("jobs", 3, 3)]))
         assert not isinstance(made["jobs"], KafkaError)
         users = [
-            ScramUpsertion.of(user, ScramMechanism.SCRAM_SHA_512, Secret(f"{user}-pw"), b"salt" * 6)
+            ScramUpsertion.from_password(
+                user, ScramMechanism.SCRAM_SHA_512, Secret(f"{user}-pw"), b"salt" * 6
+            )
             for user in ("ann", "root")
         ]
         assert client.run(client.admin.users.alter(users)) == {"ann": None, "root": None}
@@ -99,10 +100,10 @@ def connect(pods: SecuredPods, port: int, properties: dict[str, str]) -> SyncCli
 
 def with_tls(pods: SecuredPods, pair: KeyPair | None = None) -> dict[str, str]:
     """Return the properties of a client that trusts the cluster's authority."""
-    trusted = pods.secret(security.ca_cert("main", CLUSTER))["ca.crt"]
+    trusted = pods.secret(security.format_ca_cert_secret("main", CLUSTER))["ca.crt"]
     if pair is None:
         return {"security.protocol": "SSL", "ssl.ca.pem": trusted.decode()}
-    return security.operator_client(trusted, pair)
+    return security.build_operator_client(trusted, pair)
 
 
 def with_password(user: str, ca: bytes) -> dict[str, str]:
@@ -173,7 +174,7 @@ def test_the_operator_connects_by_its_certificate_and_reports_the_cluster_ready(
     }
     known = {row["name"]: row["fingerprint"] for row in status["certificates"]}
     assert known == {
-        f"{kind}-ca": certificates.fingerprint(pods.authority(kind).certificate)
+        f"{kind}-ca": certificates.compute_fingerprint(pods.authority(kind).certificate)
         for kind in security.KINDS
     }
 
@@ -189,7 +190,7 @@ def test_brokers_replicate_and_elect_over_their_own_listeners(
     assert sorted(v.node_id for v in quorum.voters) == [0, 1, 2]
     for number in range(3):
         _, page = pods.metrics(number, token=SCRAPE_TOKEN)
-        rows = samples(page, ["shoal_listener_certificate_info"])
+        rows = parse_samples(page, ["shoal_listener_certificate_info"])
         shown = {row.labels["listener"] for row in rows}
         assert shown == {"REPLICATION", "CONTROLLER", "MTLS", "SCRAM", "OWN", "BEARER", "METRICS"}
 
@@ -210,7 +211,7 @@ def test_a_user_with_a_certificate_may_do_what_its_entries_permit(
 def test_a_user_with_a_password_may_do_what_its_entries_permit(
     pods: SecuredPods, admin: SyncClient
 ) -> None:
-    trusted = pods.secret(security.ca_cert("main", CLUSTER))["ca.crt"]
+    trusted = pods.secret(security.format_ca_cert_secret("main", CLUSTER))["ca.crt"]
     with connect(pods, SCRAM, with_password("ann", trusted)) as client:
         with pytest.raises(KafkaError) as refused:
             produce(client)
@@ -246,7 +247,7 @@ def test_a_user_with_a_token_is_the_tokens_subject(
 def test_a_delegation_token_logs_in_at_every_broker(pods: SecuredPods, admin: SyncClient) -> None:
     """Without any setting: the operator gives all brokers the same key."""
     del admin
-    trusted = pods.secret(security.ca_cert("main", CLUSTER))["ca.crt"]
+    trusted = pods.secret(security.format_ca_cert_secret("main", CLUSTER))["ca.crt"]
     ann = with_password("ann", trusted)
     with connect(pods, SCRAM, ann) as client:
         token = client.run(client.admin.tokens.create())
@@ -272,7 +273,9 @@ def test_a_listener_shows_the_users_own_certificate_and_a_super_user_needs_no_en
     del admin
     address = ("127.0.0.1", pods.ports[0, OWN_PORT])
     shown = ssl.get_server_certificate(address).encode()
-    assert certificates.fingerprint(shown) == certificates.fingerprint(OWN.certificate)
+    assert certificates.compute_fingerprint(shown) == certificates.compute_fingerprint(
+        OWN.certificate
+    )
     with connect(pods, OWN_PORT, with_password("root", OWN_CA.certificate)) as client:
         produce(client)
 
@@ -338,7 +341,7 @@ def loaded(pods: SecuredPods, urls: dict[int, str]) -> Any:
     async def read() -> Any:
         brokers = Brokers(pods.bootstrap(LINKS), urls, pods.operator())
         try:
-            return await brokers.loaded_certificates({"own"})
+            return await brokers.fetch_loaded_certificates({"own"})
         finally:
             await brokers.close()
 
@@ -349,9 +352,9 @@ def test_brokers_report_the_certificates_that_a_renewal_waits_for(pods: SecuredP
     """A listener with the user's certificate does not count; unknown brokers are no brokers."""
     assert loaded(pods, {}) is None
     found = loaded(pods, pods.metrics_urls())
-    shown = certificates.fingerprint(pods.secret("main-broker-tls")["broker.crt"])
+    shown = certificates.compute_fingerprint(pods.secret("main-broker-tls")["broker.crt"])
     for kind in security.KINDS:
-        trusted = certificates.fingerprint(pods.authority(kind).certificate)
+        trusted = certificates.compute_fingerprint(pods.authority(kind).certificate)
         assert set(found[kind]) == {0, 1, 2}
         assert {(*one.own, *one.trusted) for one in found[kind].values()} == {(shown, trusted)}
 

@@ -13,17 +13,17 @@ import pytest
 from kube import rendered
 from kube.api_server import ApiServer, CrashPoint
 from kube.secured_pods import NOW, OWN, OWN_CA, LocalBrokers, tls_secret
-from shoal.client.properties import properties
-from shoal.server.cluster_config import Listeners, cluster_config
+from shoal.client.properties import parse_properties
+from shoal.server.cluster_config import Listeners, make_cluster_config
 from shoal.server.config import check_exposure, resolve
-from shoal_operator import certificates, roller
-from shoal_operator.certificates import KeyPair
+from shoal_operator.brokers import roller
 from shoal_operator.cluster import decision
-from shoal_operator.cluster.decision import refusal
-from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
+from shoal_operator.cluster.decision import find_refusal
+from shoal_operator.cluster.listener_secrets import ListenerSecretReconciler, NoListenerCertificate
 from shoal_operator.cluster.observation import Observation
-from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.model import cluster, names, reserved_fields, security, users
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.model import certificates, cluster, names, reserved_fields, security, users
+from shoal_operator.model.certificates import KeyPair
 from shoal_operator.model.security import InternalTls
 
 PLAIN = {"name": "plain", "port": 9092, "type": "Internal"}
@@ -49,28 +49,28 @@ OLD: dict[str, Any] = {"metadata": {}}
 SECURE = {"metadata": {"annotations": {names.GROUP + "/internal-tls": "true"}}}
 
 
-def queue_cluster(*listeners: Any, stateful_set: Any = None, **spec: Any) -> dict[str, Any]:
+def queue_cluster(*listeners: Any, stateful_set: Any = None, **spec: Any) -> Any:
     made = copy.deepcopy(rendered.clusters()["least"])
     made["spec"] |= {"listeners": list(listeners), **spec}
-    return security.resolved(made, security.stage(made, stateful_set))
+    return security.resolve(made, security.get_stage(made, stateful_set))
 
 
-def find(resource: dict[str, Any], kind: str, namespace: str = "") -> dict[str, Any]:
-    made = cluster.manifests(resource, "i:1", operator_namespace=namespace)
+def find(resource: Any, kind: str, namespace: str = "") -> dict[str, Any]:
+    made = cluster.build_manifests(resource, "i:1", operator_namespace=namespace)
     return next(m for m in made if m["kind"] == kind)
 
 
-def configs(resource: dict[str, Any], file: str = "broker-0.properties") -> dict[str, str]:
-    return dict(properties(find(resource, "ConfigMap")["data"][file]))
+def configs(resource: Any, file: str = "broker-0.properties") -> dict[str, str]:
+    return dict(parse_properties(find(resource, "ConfigMap")["data"][file]))
 
 
-def container(resource: dict[str, Any], slot: int = 0) -> dict[str, Any]:
+def container(resource: Any, slot: int = 0) -> dict[str, Any]:
     pod = find(resource, "StatefulSet")["spec"]["template"]["spec"]
     return pod["containers"][slot]
 
 
-def said(resource: dict[str, Any]) -> tuple[str, str]:
-    verdict = refusal(resource)
+def said(resource: Any) -> tuple[str, str]:
+    verdict = find_refusal(resource)
     return (verdict.reason, verdict.message) if verdict else ("", "")
 
 
@@ -114,22 +114,22 @@ def test_each_listener_has_its_stores_and_mechanisms(tmp_path: Path) -> None:
     config = resolve({}, environment, text, "f")
     assert config["delegation.token.secret.key"] == "key"
     check_exposure(config)
-    of = cluster_config(config).security
+    of = make_cluster_config(config).security
     assert set(of) == {"REPLICATION", "CONTROLLER", "TLS", "MTLS", "SCRAM", "BEARER", "OWN"}
-    client_auth = {name: one.value("ssl.client.auth") for name, one in of.items()}
+    client_auth = {name: one.get_value("ssl.client.auth") for name, one in of.items()}
     needed = {name for name, wanted in client_auth.items() if wanted == "required"}
     assert needed == {"REPLICATION", "CONTROLLER", "MTLS"}
-    trusted = {name: one.value("ssl.truststore.location") for name, one in of.items()}
+    trusted = {name: one.get_value("ssl.truststore.location") for name, one in of.items()}
     assert trusted["REPLICATION"] == trusted["CONTROLLER"] == "/etc/shoal-tls/cluster-ca.crt"
     assert trusted["MTLS"] == "/etc/shoal-tls/clients-ca.crt"
-    shown = {name: one.value("ssl.keystore.location") for name, one in of.items()}
+    shown = {name: one.get_value("ssl.keystore.location") for name, one in of.items()}
     assert shown.pop("OWN") == "/etc/shoal-listeners/own.pem"
     assert set(shown.values()) == {"/etc/shoal-tls/broker.pem"}
-    assert of["SCRAM"].value("sasl.enabled.mechanisms") == ("SCRAM-SHA-512",)
+    assert of["SCRAM"].get_value("sasl.enabled.mechanisms") == ("SCRAM-SHA-512",)
     bearer = of["BEARER"]
-    assert bearer.value("sasl.enabled.mechanisms") == ("OAUTHBEARER",)
+    assert bearer.get_value("sasl.enabled.mechanisms") == ("OAUTHBEARER",)
     tokens = ("jwks.endpoint.url", "expected.issuer", "expected.audience", "sub.claim.name")
-    assert [bearer.value(f"sasl.oauthbearer.{one}", "OAUTHBEARER") for one in tokens] == [
+    assert [bearer.get_value(f"sasl.oauthbearer.{one}", "OAUTHBEARER") for one in tokens] == [
         "https://idp.example/keys",
         "https://idp.example",
         ("queues",),
@@ -143,11 +143,11 @@ def test_a_broker_that_is_no_controller_connects_to_controllers_with_its_certifi
     resource = queue_cluster(MTLS, replicas=4)
     environment = {"POD_NAME": "main-broker-3", "SHOAL_NODE_ID": "3"}
     text = properties_of(resource, "broker-3.properties", tmp_path)
-    found = cluster_config(resolve({"node.id": "3"}, environment, text, "f"))
+    found = make_cluster_config(resolve({"node.id": "3"}, environment, text, "f"))
     assert found.kinds == {"REPLICATION": Listeners.BROKER, "MTLS": Listeners.BROKER}
     links = found.security["CONTROLLER"]
     assert links.protocol.name == "SSL"
-    assert links.value("ssl.keystore.location") == "/etc/shoal-tls/broker.pem"
+    assert links.get_value("ssl.keystore.location") == "/etc/shoal-tls/broker.pem"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,10 @@ def test_the_principals_are_the_subjects_of_the_certificates() -> None:
         OWN_CA, "main-broker", now=NOW, validity_days=1, organization="shoal.dev"
     )
     resource = queue_cluster(MTLS)
-    assert security.super_users(resource)[0] == f"User:{certificates.subject(made.certificate)}"
+    assert (
+        security.list_super_users(resource)[0]
+        == f"User:{certificates.format_subject(made.certificate)}"
+    )
 
 
 def test_a_cluster_keeps_the_links_that_it_was_created_with() -> None:
@@ -194,7 +197,7 @@ def test_a_cluster_keeps_the_links_that_it_was_created_with() -> None:
     assert configs(plain)["inter.broker.listener.name"] == "REPLICATION"
     for name, resource in rendered.clusters().items():
         before = rendered.rendered(resource)
-        again = security.resolved(resource, security.stage(resource, OLD))
+        again = security.resolve(resource, security.get_stage(resource, OLD))
         assert rendered.rendered(again) == before, name
         assert "annotations" not in before[-1]["metadata"]
     reason, message = said(queue_cluster(MTLS, stateful_set=OLD))
@@ -202,7 +205,7 @@ def test_a_cluster_keeps_the_links_that_it_was_created_with() -> None:
     assert "Add the previous listener again" in message
 
 
-def at(stage: InternalTls, *listeners: Any, **spec: Any) -> dict[str, Any]:
+def at(stage: InternalTls, *listeners: Any, **spec: Any) -> Any:
     """Return a cluster that began without TLS, at a stage of its migration."""
     annotations = {names.GROUP + "/internal-tls": str(stage)}
     return queue_cluster(
@@ -239,22 +242,22 @@ def test_a_migration_offers_listeners_uses_them_and_drops_the_others(
     assert ("authorizer.class.name" in found) == (stage is InternalTls.MIGRATED)
     note = find(resource, "StatefulSet")["metadata"]["annotations"][names.GROUP + "/internal-tls"]
     assert note == stage
-    in_use = cluster.bootstrap_servers(resource).rpartition(":")[2]
+    in_use = cluster.get_bootstrap_servers(resource).rpartition(":")[2]
     assert in_use == ("9092" if stage is InternalTls.OFFERED else "9091")
 
 
 def test_a_migration_goes_from_stage_to_stage_when_all_brokers_are_there() -> None:
     resource = queue_cluster(PLAIN, stateful_set=OLD)
-    assert security.next_stage(resource, InternalTls.NONE, rolled=True) is InternalTls.NONE
+    assert security.choose_next_stage(resource, InternalTls.NONE, rolled=True) is InternalTls.NONE
     resource["spec"]["listeners"] = [MTLS]
-    assert security.next_stage(resource, InternalTls.NONE, rolled=True) is InternalTls.NONE
+    assert security.choose_next_stage(resource, InternalTls.NONE, rolled=True) is InternalTls.NONE
     resource["spec"]["listeners"] = [PLAIN, MTLS]
     stage, seen = InternalTls.NONE, []
     for rolled in (False, False, True, False, True, True):
-        stage = security.next_stage(resource, stage, rolled=rolled)
+        stage = security.choose_next_stage(resource, stage, rolled=rolled)
         seen.append(stage.name)
     assert seen == ["OFFERED", "OFFERED", "USED", "USED", "MIGRATED", "MIGRATED"]
-    assert security.next_stage(resource, InternalTls.FULL, rolled=True) is InternalTls.FULL
+    assert security.choose_next_stage(resource, InternalTls.FULL, rolled=True) is InternalTls.FULL
 
 
 def test_the_listener_without_tls_may_go_when_brokers_no_longer_use_it() -> None:
@@ -273,7 +276,7 @@ def test_only_brokers_and_the_operator_reach_the_brokers_own_listeners() -> None
     for rule in ingress:
         for port in rule["ports"]:
             peers.setdefault(port["port"], []).append(rule.get("from"))
-    brokers = {"podSelector": {"matchLabels": names.selector("main")}}
+    brokers = {"podSelector": {"matchLabels": names.build_selector("main")}}
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shoal-system"}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": "shoal-operator"}},
@@ -301,7 +304,7 @@ def test_the_port_of_metrics_may_be_for_some_pods_only() -> None:
     assert peers(**{"from": [prometheus]}) is None
     given, brokers, operator = peers(metricsFrom=[prometheus])
     assert given == prometheus
-    assert brokers["podSelector"]["matchLabels"] == names.selector("main")
+    assert brokers["podSelector"]["matchLabels"] == names.build_selector("main")
     assert operator["podSelector"]["matchLabels"] == names.OPERATOR_LABELS
 
 
@@ -337,7 +340,7 @@ def test_volumes_of_security_are_the_operators() -> None:
     own = {**SCRAM, "tls": {"secretName": "theirs"}}
     token = {"secretKeyRef": {"name": "scrape", "key": "token"}}
     resource = queue_cluster(own, metrics={"port": 9404, "tls": {}, "token": token})
-    found = security.volumes(resource)
+    found = security.list_volumes(resource)
     assert len(found) == 4
     text = (Path(__file__).parents[2] / "crds" / "queueclusters.shoal.dev.yaml").read_text()
     refused = [re.compile(one) for one in re.findall(r"!self\.matches\('(\^.*?\$)'\)", text)]
@@ -346,7 +349,7 @@ def test_volumes_of_security_are_the_operators() -> None:
             {"volumes": [{"name": volume}]},
             {"volumeMounts": [{"name": "mine", "mountPath": path}]},
         ):
-            assert reserved_fields.first(queue_cluster(own, template={"pod": pod})), pod
+            assert reserved_fields.find_first(queue_cluster(own, template={"pod": pod})), pod
         for name in (volume, path):
             assert any(one.match(name) for one in refused), name
 
@@ -367,18 +370,20 @@ def test_each_broker_of_a_pod_has_its_own_listener_for_brokers() -> None:
 
 def test_the_operator_connects_to_the_brokers_own_listener_and_clients_to_theirs() -> None:
     resource = queue_cluster(MTLS)
-    assert cluster.bootstrap_servers(resource) == "main-bootstrap.n.svc:9091"
+    assert cluster.get_bootstrap_servers(resource) == "main-bootstrap.n.svc:9091"
     spec = {**resource["spec"], "listeners": [MTLS]}
-    assert cluster.bootstrap_servers({**resource, "spec": spec}) == "main-bootstrap.n.svc:9095"
+    assert cluster.get_bootstrap_servers(resource | {"spec": spec}) == "main-bootstrap.n.svc:9095"
     services = {
         m["metadata"]["name"]: [p["port"] for p in m["spec"]["ports"]]
-        for m in cluster.service_manifests(resource)
+        for m in cluster.build_service_manifests(resource)
     }
     assert 9091 in services["main-bootstrap"]
 
 
 def test_the_certificate_has_the_names_that_brokers_and_clients_use() -> None:
-    dns, ips = security.addresses(queue_cluster(MTLS), ["nodes.example", "192.0.2.7", "fd00::1"])
+    dns, ips = security.list_addresses(
+        queue_cluster(MTLS), ["nodes.example", "192.0.2.7", "fd00::1"]
+    )
     assert {"*.main-brokers.n.svc", "*.main-brokers.n.svc.cluster.local", "localhost"} < set(dns)
     assert {"main-bootstrap.n.svc", "main-bootstrap", "main-brokers.n.svc"} < set(dns)
     assert "nodes.example" in dns
@@ -427,12 +432,12 @@ def test_authorization_needs_brokers_with_tls() -> None:
 def test_names_and_ports_of_the_brokers_own_listener_are_refused(spec: Any) -> None:
     resource = copy.deepcopy(rendered.clusters()["least"])
     resource["spec"] |= spec
-    reason, message = said(security.resolved(resource, security.stage(resource, None)))
+    reason, message = said(security.resolve(resource, security.get_stage(resource, None)))
     assert reason == "ListenerNotAllowed"
     assert "Choose another" in message
     # A cluster of an earlier release, which has no such listener, may have them.
     resource["spec"]["listeners"] = [n for n in spec["listeners"] if n is not MTLS] or [PLAIN]
-    assert said(security.resolved(resource, security.stage(resource, OLD))) == ("", "")
+    assert said(security.resolve(resource, security.get_stage(resource, OLD))) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -481,8 +486,9 @@ def test_settings_that_weaken_nothing_of_the_operators_are_allowed(name: str) ->
 def test_a_queue_users_properties_name_a_listener_that_its_secret_can_verify(
     listeners: Any, chosen: str | None
 ) -> None:
-    user = {"spec": {"authentication": {"type": "scram-sha-512"}}}
-    found = users.listener({"spec": {"listeners": listeners}}, user)
+    user: Any = {"spec": {"authentication": {"type": "scram-sha-512"}}}
+    cluster: Any = {"spec": {"listeners": listeners}}
+    found = users.find_listener(cluster, user)
     assert (found and found["name"]) == chosen
 
 
@@ -498,9 +504,9 @@ def joined(kube: ApiServer) -> bytes:
 
 async def copied(kube: ApiServer) -> str:
     """Copy the certificates as a new operator; return the reason of a problem."""
-    secrets = ListenerSecrets(kube, kube.store(), "n", "main")
-    await secrets.reconcile(queue_cluster(OWN_LISTENER))
-    return secrets.problem.message if secrets.problem else ""
+    secrets = ListenerSecretReconciler(kube, kube.store(), "n", "main")
+    problem = await secrets.reconcile(queue_cluster(OWN_LISTENER))
+    return problem.message if problem else ""
 
 
 def test_a_listeners_certificate_follows_the_users_secret() -> None:
@@ -550,7 +556,7 @@ def reconciled(*listeners: Any, kube: ApiServer, **spec: Any) -> dict[str, Any]:
 
     async def run() -> None:
         brokers = LocalBrokers("127.0.0.1:1")
-        clusters = Clusters(
+        clusters = QueueClusterReconciler(
             kube,
             kube.store(),
             brokers,
@@ -623,7 +629,7 @@ def test_a_cluster_that_anybody_may_change_is_degraded() -> None:
     def degraded(*listeners: Any, **spec: Any) -> tuple[str, str] | None:
         made = queue_cluster(*listeners, **spec)
         seen = Observation(made, made, {}, (), (), {}, None)
-        return decision.verdict(seen, roller.Done(), None, None).warning
+        return decision.decide_verdict(seen, roller.DoneStep(), None, None).warning
 
     off = {"authorization": {"type": "none"}}
     found = degraded(MTLS, PLAIN, **off)
@@ -640,13 +646,13 @@ def test_plaintext_in_words_is_what_leaving_it_out_was() -> None:
     words = {"tls": {"enabled": False}, "authentication": {"type": "none"}}
     before, now = queue_cluster(PLAIN, stateful_set=OLD), queue_cluster(PLAIN | words)
     assert rendered.rendered(before) == rendered.rendered(now)
-    assert refusal(now) is None
+    assert find_refusal(now) is None
     assert not security.has_internal_tls(now)
     anybody = queue_cluster(TLS | {"authentication": {"type": "none"}})
     assert rendered.rendered(anybody) == rendered.rendered(queue_cluster(TLS))
     assert not security.is_authorized(anybody)
     mixed = queue_cluster(PLAIN | words, MTLS)
-    assert refusal(mixed) is None
+    assert find_refusal(mixed) is None
     assert security.is_authorized(mixed)
     named = queue_cluster(PLAIN | {"tls": {"enabled": False, "secretName": "theirs"}})
-    assert security.secret_name(named["spec"]["listeners"][0]) == ""
+    assert security.get_secret_name(named["spec"]["listeners"][0]) == ""

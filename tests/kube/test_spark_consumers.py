@@ -5,12 +5,16 @@ import dataclasses
 from typing import Any
 
 import pytest
-from shoal_operator import consumers
+from shoal_operator.consumers import reconciler
+from shoal_operator.consumers.scaling import GroupLoad, ScalingHistory, compute_ceiling, decide
+from shoal_operator.consumers.workloads import (
+    WorkloadManager,
+    decide_application_verdict,
+    find_termination_message,
+)
+from shoal_operator.kube.store import Store
 from shoal_operator.model import spark
-from shoal_operator.scaling import History, Load, ceiling, decide
-from shoal_operator.settings import Settings
-from shoal_operator.store import Store
-from shoal_operator.workloads import Workloads, application_verdict, termination_message
+from shoal_operator.settings import ChartSettings
 
 CONTEXT = spark.WorkloadContext(
     cluster="main",
@@ -18,11 +22,10 @@ CONTEXT = spark.WorkloadContext(
     group_id="g",
     topics=("t", "u"),
     image="spark:1",
-    scale_url="http://operator:8080",
-    driver_role="drivers",
+    driver_role_kind="Role",
 )
-SETTINGS = Settings("broker:1", "spark:1", "drivers", "http://operator:8080")
-CONSUMER: dict[str, Any] = {
+SETTINGS = ChartSettings("broker:1", "spark:1", "Role", "http://operator:8080")
+CONSUMER: Any = {
     "kind": "ShareConsumer",
     "metadata": {"name": "c", "namespace": "n", "uid": "u"},
     "spec": {
@@ -54,8 +57,8 @@ def env(pod):
 
 def test_only_suspend_depends_on_the_number_of_executors() -> None:
     """Kubeflow restarts an application when any other part of its spec changes."""
-    runs = spark.application(CONSUMER, CONTEXT, suspend=False)
-    rests = spark.application(CONSUMER, CONTEXT, suspend=True)
+    runs = spark.build_application(CONSUMER, CONTEXT, suspend=False)
+    rests = spark.build_application(CONSUMER, CONTEXT, suspend=True)
     assert rests["spec"].pop("suspend")
     assert not runs["spec"].pop("suspend")
     assert runs == rests
@@ -65,11 +68,10 @@ def test_only_suspend_depends_on_the_number_of_executors() -> None:
 
 
 def test_the_driver_gets_the_connection_settings() -> None:
-    spec = spark.application(CONSUMER, CONTEXT, suspend=False)["spec"]
+    spec = spark.build_application(CONSUMER, CONTEXT, suspend=False)["spec"]
     where = "file:///var/lib/shoal/checkpoint"
     assert spec["arguments"] == ["--to=main-bootstrap.n.svc:9092", "g t,u", where]
     driver_env = env(spec["driver"])
-    assert driver_env["SHOAL_SCALE_URL"] == "http://operator:8080/scale/n/c"
     assert driver_env["SHOAL_TOPICS"] == "t,u"
     assert driver_env["SHOAL_CHECKPOINT"] == where
     assert "env" not in spec["executor"]["template"]["spec"]["containers"][0]
@@ -77,19 +79,20 @@ def test_the_driver_gets_the_connection_settings() -> None:
 
 def test_the_driver_gets_what_opens_its_scale_signal() -> None:
     """Executors do not."""
-    context = dataclasses.replace(CONTEXT, scale_secret="c-scale")
-    spec = spark.application(CONSUMER, context, suspend=False)["spec"]
+    context = dataclasses.replace(CONTEXT, scale_secret="c-scale", scale_login=True)
+    spec = spark.build_application(CONSUMER, context, suspend=False)["spec"]
     pod = spec["driver"]["template"]["spec"]
     assert {"name": "shoal-scale", "secret": {"secretName": "c-scale"}} in pod["volumes"]
     mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
     assert mounts["shoal-scale"] == "/etc/shoal/scale"
+    assert env(spec["driver"])["SHOAL_SCALE_URL_FILE"] == "/etc/shoal/scale/url"
     assert env(spec["driver"])["SHOAL_SCALE_TOKEN_FILE"] == "/etc/shoal/scale/token"
     assert env(spec["driver"])["SHOAL_SCALE_CA_FILE"] == "/etc/shoal/scale/ca.crt"
     assert "c-scale" not in str(spec["executor"])
 
 
 def test_settings_of_the_user_lie_over_ours() -> None:
-    conf = spark.application(
+    conf = spark.build_application(
         consumer(sparkConf={"spark.decommission.enabled": "false", "a": "b"}),
         CONTEXT,
         suspend=False,
@@ -102,26 +105,26 @@ def test_settings_of_the_user_lie_over_ours() -> None:
 
 def test_the_job_runs_while_its_executors_start() -> None:
     """By default the driver's start waits for executors, and requests the rest only after it."""
-    conf = spark.application(CONSUMER, CONTEXT, suspend=False)["spec"]["sparkConf"]
+    conf = spark.build_application(CONSUMER, CONTEXT, suspend=False)["spec"]["sparkConf"]
     assert conf["spark.scheduler.minRegisteredResourcesRatio"] == "0"
 
 
 def test_an_image_of_the_user_may_lack_our_modules() -> None:
     for image, module in (("", "shoal_spark.daemon"), ("mine:1", None)):
         of = consumer(image=image) if image else consumer()
-        conf = spark.application(of, CONTEXT, suspend=False)["spec"]["sparkConf"]
+        conf = spark.build_application(of, CONTEXT, suspend=False)["spec"]["sparkConf"]
         assert conf.get("spark.python.daemon.module") == module
 
 
 def test_the_checkpoint_outlives_the_consumer() -> None:
-    claim, account, binding = spark.manifests(CONSUMER, CONTEXT)
+    claim, account, binding = spark.build_manifests(CONSUMER, CONTEXT)
     assert claim["kind"] == "PersistentVolumeClaim"
     assert "ownerReferences" not in claim["metadata"]
     assert account["metadata"]["ownerReferences"] == binding["metadata"]["ownerReferences"]
     assert binding["roleRef"] == {
         "apiGroup": "rbac.authorization.k8s.io",
-        "kind": "ClusterRole",
-        "name": "drivers",
+        "kind": "Role",
+        "name": "shoal-spark-driver",
     }
 
 
@@ -135,41 +138,42 @@ def test_the_checkpoint_outlives_the_consumer() -> None:
 )
 def test_where_the_checkpoint_is(given, uri, claim) -> None:
     made = consumer(checkpoint=given, serviceAccountName="own")
-    assert spark.checkpoint_uri(made) == uri
-    pod = spark.application(made, CONTEXT, suspend=False)["spec"]["driver"]["template"]["spec"]
+    assert spark.get_checkpoint_uri(made) == uri
+    pod = spark.build_application(made, CONTEXT, suspend=False)["spec"]["driver"]["template"][
+        "spec"
+    ]
     volumes = {v["persistentVolumeClaim"]["claimName"] for v in pod.get("volumes", [])}
     assert volumes == ({claim} if claim else set())
-    assert len(spark.manifests(made, CONTEXT)) == (claim == "c-checkpoint")
+    assert len(spark.build_manifests(made, CONTEXT)) == (claim == "c-checkpoint")
 
 
 def test_executors_share_a_batch() -> None:
     """1000 records, at least ten for each of two cores: fifty executors have work."""
-    policy = consumers.policy(CONSUMER["spec"])
+    policy = reconciler.build_policy(CONSUMER["spec"])
     assert (policy.replicas_min, policy.replicas_max) == (0, 6)
-    assert ceiling(policy, Load(10**6, 2, 2000)) == 50
-    assert ceiling(policy, Load(10**6, 1, 200)) == 10
+    assert compute_ceiling(policy, GroupLoad(10**6, 2, 2000)) == 50
+    assert compute_ceiling(policy, GroupLoad(10**6, 1, 200)) == 10
 
 
 def test_parallelism_out_of_reach_is_reported_with_the_numbers() -> None:
     wide = consumer(maxExecutors=60)["spec"]
-    found = consumers.warning(wide, {"maxRecordLocks": 2000}, 50)
+    group: Any = {"maxRecordLocks": 2000}
+    found = reconciler.find_limit_warning(wide, group, 50)
     assert found is not None
     reason, text = found
     assert reason == "ParallelismUnreachable"
     assert "maxExecutors is 60" in text
     assert "is enough for 50" in text
-    assert consumers.warning(CONSUMER["spec"], {"maxRecordLocks": 2000}, 50) is None
-    found = consumers.warning(
-        CONSUMER["spec"], {"renewal": False, "lockDuration": "30s", "maxRecordLocks": 1}, 0
-    )
+    assert reconciler.find_limit_warning(CONSUMER["spec"], group, 50) is None
+    group = {"renewal": False, "lockDuration": "30s", "maxRecordLocks": 1}
+    found = reconciler.find_limit_warning(CONSUMER["spec"], group, 0)
     assert found is not None
     assert found[0] == "RenewalOff"
 
 
 def test_without_scaling_and_replicas_spark_scales_by_defaults() -> None:
-    assert consumers.is_scaled({"spark": {}})
-    assert not consumers.is_scaled({"spark": {}, "replicas": 2})
-    assert not consumers.is_scaled({"deployment": {}})
+    specs: list[Any] = [{"spark": {}}, {"spark": {}, "replicas": 2}, {"deployment": {}}]
+    assert [reconciler.is_scaled(spec) for spec in specs] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_without_scaling_and_replicas_spark_scales_by_defaults() -> None:
 )
 def test_states(state, wanted, running, words, age, ready, reason) -> None:
     application = {"status": {"applicationState": {"state": state, "errorMessage": "exit 1"}}}
-    verdict = application_verdict(application, wanted, running, words, age)
+    verdict = decide_application_verdict(application, wanted, running, words, age)
     assert (verdict.ready, verdict.reason) == (ready, reason)
     if reason == "ApplicationFailed":
         assert (words or "exit 1") in verdict.message
@@ -207,7 +211,7 @@ def test_a_failed_submission_is_reported_in_a_line() -> None:
         "Caused by: io.vertx.core.impl.NoStackTraceTimeoutException: too late\n\n"
     )
     reported = {"state": "SUBMISSION_FAILED", "errorMessage": message}
-    verdict = application_verdict({"status": {"applicationState": reported}}, 1, 0, "", 9)
+    verdict = decide_application_verdict({"status": {"applicationState": reported}}, 1, 0, "", 9)
     assert verdict.message == (
         "The SparkApplication failed and restarts: failed to submit spark application: "
         "Caused by: io.vertx.core.impl.NoStackTraceTimeoutException: too late"
@@ -228,12 +232,12 @@ def test_a_stopped_driver_did_not_fail(exit_code, reason) -> None:
     store = Store()
     store.put(ended_driver(exit_code))
     no_kube: Any = None
-    workloads = Workloads(no_kube, store, SETTINGS)
+    workloads = WorkloadManager(no_kube, store, SETTINGS)
 
     def said(state):
         application = {"status": {"applicationState": {"state": state}}}
-        words = workloads.failure_of(CONSUMER, state)
-        return application_verdict(application, 0, 0, words, 9).reason
+        words = workloads.find_failure(CONSUMER, state)
+        return decide_application_verdict(application, 0, 0, words, 9).reason
 
     assert said("SUSPENDING") == reason
     assert said("SUSPENDED") == "ScaledToZero"
@@ -245,26 +249,26 @@ def test_a_driver_without_memory_is_reported() -> None:
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     store.put(killed)
     no_kube: Any = None
-    words = Workloads(no_kube, store, SETTINGS).failure_of(CONSUMER, "FAILING")
+    words = WorkloadManager(no_kube, store, SETTINGS).find_failure(CONSUMER, "FAILING")
     assert "spark.driver.memoryOverhead" in words
     assert "ValueError" not in words
 
 
 def test_termination_messages() -> None:
     python = 'Traceback:\n  File "x"\nshoal_spark.options.InvalidOption: unknown option\n'
-    assert termination_message(python) == "shoal_spark.options.InvalidOption: unknown option"
+    assert find_termination_message(python) == "shoal_spark.options.InvalidOption: unknown option"
     java = "INFO x\na.B: c\nCaused by: java.lang.IllegalException: too far\n\tat a.b(C.java:1)\n"
-    assert termination_message(java) == "Caused by: java.lang.IllegalException: too far"
-    assert termination_message("just\nended\n") == "ended"
-    assert termination_message("") == ""
+    assert find_termination_message(java) == "Caused by: java.lang.IllegalException: too far"
+    assert find_termination_message("just\nended\n") == "ended"
+    assert find_termination_message("") == ""
 
 
 def test_a_restart_of_the_operator_removes_no_executor() -> None:
-    policy = consumers.policy(CONSUMER["spec"])
-    history = History.resumed(5, None, 1_000)
-    load = Load(10, 2, 2000)
+    policy = reconciler.build_policy(CONSUMER["spec"])
+    history = ScalingHistory.from_restart(5, None, 1_000)
+    load = GroupLoad(10, 2, 2000)
     assert decide(policy, load, 5, history, 1_001).replicas == 5
     assert decide(policy, load, 5, history, 21_001).replicas == 1
-    idle = History.resumed(1, 299_999, 1_000_000)
-    assert decide(policy, Load(0, 2, 2000), 1, idle, 1_000_000).replicas == 1
-    assert decide(policy, Load(0, 2, 2000), 1, idle, 1_030_000).replicas == 0
+    idle = ScalingHistory.from_restart(1, 299_999, 1_000_000)
+    assert decide(policy, GroupLoad(0, 2, 2000), 1, idle, 1_000_000).replicas == 1
+    assert decide(policy, GroupLoad(0, 2, 2000), 1, idle, 1_030_000).replicas == 0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from kube.api_server import ApiServer, Crash, CrashPoint, resource
-from shoal_operator.kube import KubeError
+from shoal_operator.kube.kube import KubeError
+from shoal_operator.kube.storage_versions import KIND, get_storage_version, migrate, migrate_all
 from shoal_operator.model import names
-from shoal_operator.storage_versions import KIND, migrate, migrate_all, storage_version
 
 NAME = "queuetopics.shoal.dev"
 CRDS = Path(__file__).parents[2] / "crds"
@@ -47,7 +47,7 @@ def test_every_kind_is_served_in_both_versions_with_the_same_fields(file: Path) 
     assert (now["name"], before["name"]) == (names.VERSION, "v1alpha1")
     assert now["served"]
     assert before["served"]
-    assert storage_version({"spec": spec}) == names.VERSION
+    assert get_storage_version({"spec": spec}) == names.VERSION
     assert names.VERSION in before["deprecationWarning"]
     for key in ("schema", "subresources", "additionalPrinterColumns"):
         assert now[key] == before[key]
@@ -87,7 +87,7 @@ def test_an_operator_that_is_killed_migrates_again(changes: int) -> None:
 def test_an_error_is_tried_again_and_a_missing_permission_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal_operator.storage_versions.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("shoal_operator.kube.storage_versions.RETRY_SECONDS", 0.0)
     answers = [KubeError(500, "etcd"), KubeError(403, "no")]
 
     class Failing(ApiServer):

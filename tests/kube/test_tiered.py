@@ -10,29 +10,30 @@ import pytest
 import yaml
 from kube import rendered
 from kube.api_server import ApiServer, CrashPoint, resource
-from shoal_operator import tiered_health, topics
-from shoal_operator.broker_states import TopicState
-from shoal_operator.conditions import Verdict, conditions
+from shoal_operator.brokers import tiered_health
+from shoal_operator.brokers.broker_states import TopicState
+from shoal_operator.brokers.tiered_health import TieredHealth
+from shoal_operator.kube.conditions import Verdict, build_conditions
+from shoal_operator.kube.statuses import StatusWriter
 from shoal_operator.model import broker_config, broker_pod, node_pools, tiered
-from shoal_operator.statuses import Statuses
-from shoal_operator.tiered_health import TieredHealth
+from shoal_operator.queues import topics
 
 CRDS = Path(__file__).parents[2] / "crds"
 S3 = {"type": "S3", "bucket": "queues", "copyInterval": "1h"}
 
 
-def cluster(**given: Any) -> dict[str, Any]:
+def cluster(**given: Any) -> Any:
     least = rendered.clusters()["least"]
     return {**least, "spec": {**least["spec"], "tieredStorage": {**S3, **given}}}
 
 
-def pod_template(made: dict[str, Any]) -> dict[str, Any]:
-    (pool,) = node_pools.of(made)
-    return broker_pod.template(made, "i:1", "Always", pool=pool, openshift=False)
+def pod_template(made: Any) -> dict[str, Any]:
+    (pool,) = node_pools.list_pools(made)
+    return broker_pod.build_template(made, "i:1", "Always", pool=pool, openshift=False)
 
 
-def lines(made: dict[str, Any]) -> dict[str, str]:
-    text = broker_config.properties(made).splitlines()
+def lines(made: Any) -> dict[str, str]:
+    text = broker_config.format_properties(made).splitlines()
     return dict(line.partition("=")[::2] for line in text)
 
 
@@ -66,11 +67,11 @@ def test_brokers_get_the_store() -> None:
         ({"type": "Azure", "account": "acc", "bucket": "c", "prefix": "p"}, "az://acc/c/p"),
     ],
 )
-def test_urls(given: dict[str, str], url: str) -> None:
-    assert tiered.url(given) == url
+def test_urls(given: Any, url: str) -> None:
+    assert tiered.build_url(given) == url
 
 
-def environment(made: dict[str, Any]) -> list[dict[str, Any]]:
+def environment(made: Any) -> list[dict[str, Any]]:
     pod = pod_template(made)["spec"]
     return [e for e in pod["containers"][0]["env"] if e["name"].startswith(("AWS", "GOO", "AZU"))]
 
@@ -100,8 +101,8 @@ def test_brokers_compress_and_encrypt() -> None:
         "shoal.remote.compression.type": "zstd",
         "shoal.remote.encryption.key.id": "2026-11",
     }
-    assert broker_config.dynamic(made) == sealed
-    own = broker_config.of_broker(made, 0, "PLAINTEXT://h:1").splitlines()
+    assert broker_config.select_dynamic(made) == sealed
+    own = broker_config.format_broker_properties(made, 0, "PLAINTEXT://h:1").splitlines()
     assert {f"{name}={value}" for name, value in sealed.items()} <= set(own)
     directory = lines(made)["shoal.remote.encryption.key.directory"]
     pod = pod_template(made)["spec"]
@@ -122,7 +123,7 @@ def test_a_rotation_restarts_no_broker() -> None:
 
 def test_without_a_key_id_new_objects_are_not_encrypted() -> None:
     made = cluster(compression="uncompressed", encryption={"secretName": "keyring"})
-    assert broker_config.dynamic(made) == {}
+    assert broker_config.select_dynamic(made) == {}
     assert "shoal.remote.encryption.key.directory" in lines(made)
 
 
@@ -132,7 +133,7 @@ def test_a_cluster_without_a_store_is_as_before() -> None:
     assert environment(plain) == []
 
 
-def topic(**spec: Any) -> dict[str, Any]:
+def topic(**spec: Any) -> Any:
     return {"metadata": {"name": "t"}, "spec": {"partitions": 1, **spec}}
 
 
@@ -155,7 +156,7 @@ def test_a_topic_becomes_tiered_and_its_local_retention_returns_to_the_default()
     assert topics.decide(topic(tiered=True), have).config == {"remote.storage.enable": "true"}
     have = TopicState("id", 1, 1, {"remote.storage.enable": "true", "local.retention.ms": "1000"})
     applied = {"appliedConfig": ["local.retention.ms", "remote.storage.enable"]}
-    after = {**topic(tiered=True), "status": applied}
+    after: Any = {**topic(tiered=True), "status": applied}
     assert topics.decide(after, have).config == {"local.retention.ms": None}
     assert topics.decide(topic(), have).config == {}, "fields that were never set stay"
 
@@ -178,7 +179,7 @@ shoal_remote_missing_objects 0
 
 def test_the_state_is_summed_over_brokers() -> None:
     found = tiered_health.parse(PAGES)
-    assert found.status() == {
+    assert found.build_status() == {
         "segments": 4,
         "bytes": 3500,
         "notCopiedBytes": 10,
@@ -188,7 +189,7 @@ def test_the_state_is_summed_over_brokers() -> None:
     }
     schema = yaml.safe_load((CRDS / "queueclusters.shoal.dev.yaml").read_text())
     status = schema["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-    assert list(status["properties"]["tieredStorage"]["properties"]) == list(found.status())
+    assert list(status["properties"]["tieredStorage"]["properties"]) == list(found.build_status())
 
 
 @pytest.mark.parametrize(
@@ -201,13 +202,13 @@ def test_the_state_is_summed_over_brokers() -> None:
     ],
 )
 def test_the_condition(found: TieredHealth | None, status: str, reason: str, words: str) -> None:
-    further = [tiered_health.condition(found)]
-    rows = conditions(Verdict.fine("x"), 2, "t2", None, further)
+    further = [tiered_health.build_condition(found)]
+    rows = build_conditions(Verdict.make_reconciled("x"), 2, "t2", None, further)
     assert (rows[-1]["type"], rows[-1]["status"]) == ("TieredStorageHealthy", status)
     assert rows[-1]["reason"] == reason
     assert words in rows[-1]["message"]
     assert [r["type"] for r in rows].count("TieredStorageHealthy") == 1
-    again = conditions(Verdict.fine("x"), 3, "t3", rows, further)
+    again = build_conditions(Verdict.make_reconciled("x"), 3, "t3", rows, further)
     assert again[-1]["lastTransitionTime"] == "t2"
 
 
@@ -217,10 +218,12 @@ def test_the_condition_is_written_and_leaves_with_the_field() -> None:
 
     async def write(further: list[Any]) -> list[str]:
         found = kube.find("QueueCluster", "main")
-        await Statuses(kube, kube.store()).write(found, Verdict.fine("x"), {}, further)
+        await StatusWriter(kube, kube.store()).write(
+            found, Verdict.make_reconciled("x"), {}, further
+        )
         rows = kube.find("QueueCluster", "main")["status"]["conditions"]
         return [row["type"] for row in rows]
 
-    condition = tiered_health.condition(TieredHealth())
+    condition = tiered_health.build_condition(TieredHealth())
     assert asyncio.run(write([condition]))[-1] == "TieredStorageHealthy"
     assert "TieredStorageHealthy" not in asyncio.run(write([]))

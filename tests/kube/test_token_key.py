@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 from kube.api_server import ApiServer, Crash, CrashPoint
 from kube.test_security import MTLS, PLAIN, SCRAM, queue_cluster
-from shoal_operator.cluster.token_key import RENEW, REPLACE, TokenKeyLost, TokenKeys, fingerprint
-from shoal_operator.model import broker_config, broker_pod, node_pools, security
+from shoal_operator.cluster.token_key import (
+    RENEW,
+    REPLACE,
+    TokenKeyLost,
+    TokenKeyReconciler,
+    compute_fingerprint,
+)
+from shoal_operator.model import broker_config, broker_pod, names, node_pools, security
 
 NAME = "main-delegation-token-key"
 CONFIG = "delegation.token.secret.key"
@@ -24,7 +30,7 @@ class World:
         self.cluster = queue_cluster(*(listeners or (MTLS, SCRAM)), **spec)
 
     def reconcile(self) -> str:
-        keys = TokenKeys(self.api, self.api.store(), "n", "main")
+        keys = TokenKeyReconciler(self.api, self.api.store(), "n", "main")
         found = asyncio.run(keys.reconcile(self.cluster))
         if found:
             self.cluster["status"] = {"delegationTokenKey": found}
@@ -52,7 +58,7 @@ def test_a_key_is_made_once_and_outlives_the_cluster() -> None:
     shown = world.reconcile()
     key = world.key()
     assert len(key) >= 43, "256 bits in base 64"
-    assert shown == fingerprint(key)
+    assert shown == compute_fingerprint(key)
     assert world.reconcile() == shown
     # The tokens are in the volumes, which may outlive the cluster too.
     assert "ownerReferences" not in world.api.find("Secret", NAME)["metadata"]
@@ -70,7 +76,7 @@ def test_an_operator_that_dies_after_a_write_has_made_the_key() -> None:
         world.reconcile()
     world.api.crash_point.last = None
     key = world.key()
-    assert world.reconcile() == fingerprint(key)
+    assert world.reconcile() == compute_fingerprint(key)
 
 
 def test_a_new_key_is_made_when_someone_asks_and_once() -> None:
@@ -88,7 +94,7 @@ def test_a_key_of_the_user_is_followed() -> None:
     world = World()
     world.reconcile()
     world.write({"secret.key": b"mine"})
-    assert world.reconcile() == fingerprint(b"mine")
+    assert world.reconcile() == compute_fingerprint(b"mine")
     assert world.key() == b"mine"
 
 
@@ -126,24 +132,26 @@ def test_clusters_without_tls_and_keys_in_the_spec_get_no_secret() -> None:
     for world in (World(PLAIN), own):
         assert world.reconcile() == ""
         assert world.api.all("Secret") == []
-    assert f"{CONFIG}=mine" in broker_config.properties(own.cluster).splitlines()
-    assert NAME not in [secret for _, secret, _ in security.volumes(own.cluster)]
+    assert f"{CONFIG}=mine" in broker_config.format_properties(own.cluster).splitlines()
+    assert NAME not in [secret for _, secret, _ in security.list_volumes(own.cluster)]
 
 
 def test_brokers_read_the_key_from_a_file_and_restart_for_another_one() -> None:
     world = World()
     assert (
         f"{CONFIG}=${{directory:/etc/shoal-delegation-token:secret.key}}"
-        in broker_config.properties(world.cluster).splitlines()
+        in broker_config.format_properties(world.cluster).splitlines()
     )
 
     def template(shown: str) -> dict[str, Any]:
         cluster = security.with_token_key(world.cluster, shown)
-        (pool,) = node_pools.of(cluster)
-        return broker_pod.template(cluster, "i", "Always", pool=pool, openshift=False)
+        (pool,) = node_pools.list_pools(cluster)
+        return broker_pod.build_template(cluster, "i", "Always", pool=pool, openshift=False)
 
     first, second = template("a"), template("b")
     assert first != second
+    for made in (first, second):
+        del made["metadata"]["annotations"][names.TEMPLATE]
     notes = [t["metadata"]["annotations"].pop(security.TOKEN_KEY_NOTE) for t in (first, second)]
     assert notes == ["a", "b"]
     assert first == second

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kube.api_server import ApiServer, CrashPoint, resource
 from shoal.client.client import Client
-from shoal_operator import topic_replicas
-from shoal_operator.brokers import Brokers
-from shoal_operator.placement import resize
-from shoal_operator.roller import PartitionState
-from shoal_operator.topics import Topics
+from shoal_operator.brokers.calls import Brokers
+from shoal_operator.brokers.placement import resize
+from shoal_operator.brokers.roller import PartitionState
+from shoal_operator.queues import topic_replicas
+from shoal_operator.queues.topics import QueueTopicReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,9 +86,11 @@ def plan(
     *,
     under_way: set[str] | None = None,
     running: int = 4,
-) -> topic_replicas.Resize:
+) -> topic_replicas.TopicResize:
     racks = dict.fromkeys(range(running), "")
-    return topic_replicas.plan({"t": wanted}, rows, under_way or set(), range(4), racks)["t"]
+    return topic_replicas.plan_resizes({"t": wanted}, rows, under_way or set(), range(4), racks)[
+        "t"
+    ]
 
 
 def test_few_partitions_change_at_a_time() -> None:
@@ -120,7 +122,7 @@ def test_a_number_that_cannot_be_is_refused(
     wanted: int, isr_min: int, reason: str, words: str
 ) -> None:
     found = plan(wanted, [partition("t-0", (0, 1, 2), isr_min=isr_min)])
-    assert (found.verdict.reason, found.verdict.stalled, found.moves) == (reason, True, {})
+    assert (found.verdict.reason, found.verdict.is_stalled, found.moves) == (reason, True, {})
     assert words in found.verdict.message
 
 
@@ -153,7 +155,7 @@ class World:
         self.kube.add(resource("QueueTopic", "jobs", **common, **spec))
         brokers = Brokers(self.cluster.bootstrap)
         try:
-            topics = Topics(self.kube, self.kube.store(), brokers, "n", "main")
+            topics = QueueTopicReconciler(self.kube, self.kube.store(), brokers, "n", "main")
             async with asyncio.timeout(60):
                 while await topics.reconcile(["jobs"]) is not None:
                     if self.ready()["reason"] == "BrokersMissing":

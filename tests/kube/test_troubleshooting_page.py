@@ -23,8 +23,18 @@ REASON = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*")
 #: Calls that have a reason, and the position of that argument.
 CALLS = {
     "Verdict": 1,
-    "Further": 2,
-    **dict.fromkeys(("waiting", "blocked", "refused", "made", "Diagnosis", "AuthorityLost"), 0),
+    "ExtraCondition": 2,
+    **dict.fromkeys(
+        (
+            "make_waiting",
+            "make_blocked",
+            "make_refused",
+            "make_verdict",
+            "Diagnosis",
+            "AuthorityLost",
+        ),
+        0,
+    ),
 }
 #: Reasons that are no literals: the expression, and where the reasons come from.
 COMPUTED = {
@@ -34,13 +44,16 @@ COMPUTED = {
     "*renewal": "a Diagnosis",
     "*disk": "a Diagnosis",
     "*error.diagnosis": "a Diagnosis",
-    "found.reason": "a Diagnosis",
     "source.reason": "a Diagnosis",
     "verdict.reason": "another Verdict",
+    "diagnosis.reason": "a Diagnosis",
     "''.join((part.capitalize() for part in error.code.name.split('_')))": "Kafka's errors",
 }
 #: Pairs of words that are not a reason and its message.
-NOT_REASONS = {"Service", "Ready", "ContainerCreating", "Pending"}
+NOT_REASONS = {
+    *("Service", "Ready", "ContainerCreating", "Pending", "QueueCluster", "StatefulSet", "Secret"),
+    *("InFlight", "PerSecond"),
+}
 #: The reason of the default status in the CRDs.
 OF_CRDS = "Pending"
 
@@ -75,7 +88,7 @@ def reasons(source: str) -> Iterator[str]:
 
 def of_operator() -> set[str]:
     found = {r for path in OPERATOR.rglob("*.py") for r in reasons(path.read_text())}
-    # `Verdict.fine` has its reason in `conditions.py`.
+    # `Verdict.make_reconciled` has its reason in `conditions.py`.
     return (found - NOT_REASONS) | {"Reconciled", OF_CRDS}
 
 
@@ -101,11 +114,11 @@ def test_every_section_has_a_cause_a_place_to_look_and_a_remedy() -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("Verdict.refused('NewReason', text)", ["NewReason"]),
+        ("Verdict.make_refused('NewReason', text)", ["NewReason"]),
         ("Verdict(True, 'OneReason' if x else 'Other', text)", ["OneReason", "Other"]),
         ("return Diagnosis('NewReason', f'{name}')", ["NewReason"]),
         ("warning=('NewReason', str(error))", ["NewReason"]),
-        ("verdict = Verdict.blocked(found.reason, text)", []),
+        ("verdict = Verdict.make_blocked(diagnosis.reason, text)", []),
     ],
 )
 def test_reasons_in_code_are_found(source: str, found: list[str]) -> None:
@@ -114,4 +127,4 @@ def test_reasons_in_code_are_found(source: str, found: list[str]) -> None:
 
 def test_a_computed_reason_is_found() -> None:
     with pytest.raises(AssertionError, match=r"add 'self\.reason' to COMPUTED"):
-        list(reasons("Verdict.refused(self.reason, text)"))
+        list(reasons("Verdict.make_refused(self.reason, text)"))

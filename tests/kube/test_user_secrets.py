@@ -10,9 +10,9 @@ import pytest
 from certificates import Authority
 from kube.api_server import resource
 from kube.test_revoked_users import World, user
-from shoal_operator.ca_renewal import Authority as Renewed
-from shoal_operator.certificates import KeyPair
-from shoal_operator.cluster.authorities import OWN_CERTIFICATE, Authorities
+from shoal_operator.cluster.authorities import OWN_CERTIFICATE, AuthorityReconciler
+from shoal_operator.model.ca_renewal import CertificateAuthority as Renewed
+from shoal_operator.model.certificates import KeyPair
 
 NOW = datetime.datetime.now(datetime.UTC)
 ROOT = Authority("Company CA")
@@ -109,9 +109,9 @@ def test_a_renewal_of_the_cluster_ca_does_not_wait_for_others(own: bool) -> None
     found.reconcile()
     annotations = found.api.find("Secret", "eve")["metadata"].get("annotations", {})
     assert (OWN_CERTIFICATE in annotations) is own
-    authorities = Authorities(found.api, found.api.store(), "n", "main")
+    authorities = AuthorityReconciler(found.api, found.api.store(), "n", "main")
     next_ca = Renewed(authorities_pair(found), authorities_pair(found), began=NOW)
-    late = authorities._late_users("cluster", next_ca, NOW)  # noqa: SLF001
+    late = authorities._describe_late_users("cluster", next_ca, NOW)  # noqa: SLF001
     assert late == ("" if own else "QueueUsers eve get new certificates")
 
 

@@ -18,12 +18,14 @@ TYPES = [kind for kind in ResourceType if kind > ResourceType.ANY]
 OPERATIONS = [operation for operation in Operation if operation > Operation.ANY]
 PRINCIPALS = ["User:alice", "User:bob", "User:ANONYMOUS", "User:CN=a,O=b"]
 HOSTS = ["127.0.0.1", "10.0.0.7", "fe80::1"]
+#: Networks as hosts of entries: some with several, some with none of the hosts, one that is none.
+NETWORKS = ["10.0.0.0/8", "10.0.0.9/29", "0.0.0.0/0", "127.0.0.1/32", "fe80::/10", "::/0", "10.1/8"]
 #: Other spellings of the hosts, as sockets report them.
 SPELLINGS = {"127.0.0.1": "::ffff:127.0.0.1", "10.0.0.7": "::ffff:a00:7", "fe80::1": "FE80:0::1"}
 
 
 class Question(NamedTuple):
-    """The arguments of `Authorizer.allows`."""
+    """The arguments of `Authorizer.is_allowed`."""
 
     principal: str
     host: str
@@ -47,7 +49,7 @@ class Material:
 
     def acl(self) -> Acl:
         rng = self._rng
-        host = rng.choice([*HOSTS, "*", "*"])
+        host = rng.choice([*HOSTS, "*", "*", *rng.choices(NETWORKS, k=2)])
         pattern = rng.choice((PatternType.LITERAL, PatternType.PREFIXED))
         return Acl(
             rng.choice(self._types),

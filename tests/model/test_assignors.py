@@ -10,8 +10,9 @@ import pytest
 from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal.coordinator.group import range_assignor, simple_assignor, uniform_assignor
-from shoal.coordinator.group.assignment import GroupSpec, MemberSpec, flat, grouped
+from shoal.coordinator.group.assignment import GroupSpec, MemberSpec, flatten, group_by_topic
+from shoal.coordinator.group.consumer import range_assignor, uniform_assignor
+from shoal.coordinator.group.share import simple_assignor
 
 TOPICS = [UUID(int=n + 1) for n in range(4)]
 
@@ -26,7 +27,7 @@ def groups(draw, *, homogeneous=False, members_max=9, partitions_max=9):
     for index in range(draw(st.integers(0, members_max))):
         topics = common if homogeneous else draw(st.frozensets(st.sampled_from(TOPICS)))
         held = draw(st.lists(st.sampled_from(everything), max_size=9)) if everything else []
-        members[f"m{index:02}"] = MemberSpec(topics, grouped(held))
+        members[f"m{index:02}"] = MemberSpec(topics, group_by_topic(held))
     return GroupSpec(members, partitions)
 
 
@@ -41,12 +42,14 @@ def after(spec: GroupSpec, assigned, *, without=()):
 
 
 def sizes(assigned, members):
-    return [len(flat(assigned[m])) for m in members]
+    return [len(flatten(assigned[m])) for m in members]
 
 
 def moved(old: GroupSpec, new) -> int:
     """Count the (member, partition) pairs that are new."""
-    return sum(len(set(flat(new[m])) - set(flat(old.members[m].assigned))) for m in old.members)
+    return sum(
+        len(set(flatten(new[m])) - set(flatten(old.members[m].assigned))) for m in old.members
+    )
 
 
 ALL = [
@@ -64,7 +67,7 @@ def test_only_subscribed_and_assignable_partitions_are_assigned(assign, spec):
     assert sorted(assigned) == sorted(spec.members)
     for member, topics in assigned.items():
         assert all(topics.values())
-        for topic, partition in flat(topics):
+        for topic, partition in flatten(topics):
             assert topic in spec.members[member].topics
             assert partition in spec.partitions[topic]
 
@@ -72,7 +75,7 @@ def test_only_subscribed_and_assignable_partitions_are_assigned(assign, spec):
 @pytest.mark.parametrize("assign", ALL, ids=["uniform", "range", "simple", "patch"])
 @given(spec=groups())
 def test_every_partition_of_a_subscribed_topic_has_a_member(assign, spec):
-    read = {tp for topics in assign(spec).values() for tp in flat(topics)}
+    read = {tp for topics in assign(spec).values() for tp in flatten(topics)}
     wanted = {t for m in spec.members.values() for t in m.topics}
     assert read == {(t, p) for t in wanted for p in spec.partitions[t]}
 
@@ -80,7 +83,7 @@ def test_every_partition_of_a_subscribed_topic_has_a_member(assign, spec):
 @pytest.mark.parametrize("assign", [uniform_assignor.assign, range_assignor.assign])
 @given(spec=groups())
 def test_consumer_assignors_give_a_partition_to_one_member(assign, spec):
-    counts = Counter(tp for topics in assign(spec).values() for tp in flat(topics))
+    counts = Counter(tp for topics in assign(spec).values() for tp in flatten(topics))
     assert set(counts.values()) <= {1}
 
 
@@ -108,7 +111,7 @@ def test_uniform_moves_no_more_than_balance_asks_for(spec):
     if not left.members:
         return
     assigned = uniform_assignor.assign(left)
-    held = {m: len(flat(s.assigned)) for m, s in left.members.items()}
+    held = {m: len(flatten(s.assigned)) for m, s in left.members.items()}
     total = sum(sizes(assigned, left.members))
     quota, longer = divmod(total, len(held))
     fewest = min(
@@ -161,7 +164,7 @@ def test_simple_shares_every_partition_alike(spec):
     if not partitions:
         return
     sharing = -(-len(spec.members) // len(partitions))
-    counts = Counter(tp for topics in assigned.values() for tp in flat(topics))
+    counts = Counter(tp for topics in assigned.values() for tp in flatten(topics))
     assert {counts[tp] for tp in partitions} == {sharing}
     found = sizes(assigned, spec.members)
     assert max(found) - min(found) <= 1
@@ -194,9 +197,9 @@ def test_simple_moves_little_when_one_member_leaves(spec):
     settled = simple_assignor.assign(after(spec, {}))
     left = after(spec, settled, without=sorted(spec.members)[:1])
     assigned = simple_assignor.assign(left)
-    lost = len(flat(settled[min(spec.members)]))
+    lost = len(flatten(settled[min(spec.members)]))
     slots = sum(sizes(assigned, left.members))
-    before = sum(len(flat(m.assigned)) for m in left.members.values())
+    before = sum(len(flatten(m.assigned)) for m in left.members.values())
     assert moved(left, assigned) <= max(slots - before, 0) + 2 * lost + len(left.members)
 
 
@@ -206,9 +209,9 @@ def test_patch_moves_nothing_and_leaves_no_member_idle(spec):
     for member, topics in valid.items():
         kept = {
             (t, p)
-            for t, p in flat(spec.members[member].assigned)
+            for t, p in flatten(spec.members[member].assigned)
             if t in spec.members[member].topics
         }
-        assert kept <= set(flat(topics))
+        assert kept <= set(flatten(topics))
         if any(spec.partitions[t] for t in spec.members[member].topics):
             assert topics

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from seeding import drawn_seeds
-from shoal.coordinator.group import commit_order
-from shoal.coordinator.group.commit_order import NO_OWNER, NO_RECORD, Claim, Partition, Waiting
+from shoal.coordinator.group.offsets import commit_order
+from shoal.coordinator.group.offsets.commit_order import (
+    NO_OWNER,
+    NO_RECORD,
+    PartitionKeyRanges,
+    TransactionCommit,
+    WaitingTransaction,
+)
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import key_range_map
 
@@ -50,12 +56,12 @@ class Transaction:
     def partitions(self) -> list[int]:
         return sorted({p for p, _ in self.positions})
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> WaitingTransaction:
         claims = [
-            Claim(
+            TransactionCommit(
                 partition,
                 self.first(partition),
-                key_range_map.joined(
+                key_range_map.join_ranges(
                     (*hashes(cell), at)
                     for (p, cell), at in self.positions.items()
                     if p == partition
@@ -63,7 +69,7 @@ class Transaction:
             )
             for partition in self.partitions
         ]
-        return Waiting(self.id, self.member, tuple(claims))
+        return WaitingTransaction(self.id, self.member, tuple(claims))
 
 
 class World:
@@ -176,10 +182,10 @@ class World:
 
     # What the coordinator does.
 
-    def partition_of(self, partition: int) -> Partition:
+    def partition_of(self, partition: int) -> PartitionKeyRanges:
         mine = [c for c in self.cells if c[0] == partition]
-        return Partition(
-            key_range_map.joined((*hashes(c[1]), self.committed[c]) for c in mine),
+        return PartitionKeyRanges(
+            key_range_map.join_ranges((*hashes(c[1]), self.committed[c]) for c in mine),
             [(*hashes(c[1]), self.owners[c]) for c in mine if self.owners[c] != NO_OWNER],
         )
 
@@ -308,20 +314,20 @@ def test_seeds(seed: int) -> None:
     run(seed)
 
 
-def blind(_self: Claim, _offset: int) -> Any:
+def blind(_self: TransactionCommit, _offset: int) -> Any:
     return iter(())
 
 
-def trusting(self: Claim, offset: int) -> Any:
-    return ((first, last) for first, last, position in self.pieces if position >= offset)
+def trusting(self: TransactionCommit, offset: int) -> Any:
+    return ((first, last) for first, last, position in self.range_positions if position >= offset)
 
 
-def greedy(self: Claim, _offset: int) -> Any:
-    return ((first, last) for first, last, _ in self.pieces)
+def greedy(self: TransactionCommit, _offset: int) -> Any:
+    return ((first, last) for first, last, _ in self.range_positions)
 
 
-def late(self: Claim, offset: int) -> Any:
-    return ((a, b) for a, b, position in self.pieces if position > offset + 1)
+def late(self: TransactionCommit, offset: int) -> Any:
+    return ((a, b) for a, b, position in self.range_positions if position > offset + 1)
 
 
 def patient(_members: Any, _waits_for: Any) -> set[str]:
@@ -332,7 +338,7 @@ def short_sighted(members: Any, _waits_for: Any) -> set[str]:
     return set(members)
 
 
-decide, behind = commit_order.decide, commit_order.behind
+decide, behind = commit_order.decide, commit_order.find_blocked_commits
 
 
 def oldest_refused(waiting: Any, partition_of: Any) -> Any:
@@ -340,7 +346,7 @@ def oldest_refused(waiting: Any, partition_of: Any) -> Any:
 
 
 def first_claim_alone(one: Any, waiting: Any, partitions: Any) -> Any:
-    return behind(one._replace(claims=one.claims[:1]), waiting, partitions)
+    return behind(one._replace(commits=one.commits[:1]), waiting, partitions)
 
 
 def free_if_unowned(one: Any, waiting: Any, partitions: Any) -> Any:
@@ -359,17 +365,17 @@ def pass_nothing(_self: World, _txn: Transaction) -> None:
 
 abort = World.abort
 MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
-    (Claim, "clean", blind),
-    (Claim, "clean", trusting),
-    (Claim, "clean", greedy),
-    (Claim, "covered", blind),
-    (Claim, "covered", greedy),
-    (Claim, "covered", late),
-    (commit_order, "reached", patient),
-    (commit_order, "reached", short_sighted),
+    (TransactionCommit, "find_finished_ranges", blind),
+    (TransactionCommit, "find_finished_ranges", trusting),
+    (TransactionCommit, "find_finished_ranges", greedy),
+    (TransactionCommit, "find_processed_ranges", blind),
+    (TransactionCommit, "find_processed_ranges", greedy),
+    (TransactionCommit, "find_processed_ranges", late),
+    (commit_order, "find_reachable", patient),
+    (commit_order, "find_reachable", short_sighted),
     (commit_order, "decide", oldest_refused),
-    (commit_order, "behind", first_claim_alone),
-    (commit_order, "behind", free_if_unowned),
+    (commit_order, "find_blocked_commits", first_claim_alone),
+    (commit_order, "find_blocked_commits", free_if_unowned),
     (World, "abort", read_all_again),
     (World, "pass_", pass_nothing),
 ]

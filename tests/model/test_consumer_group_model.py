@@ -15,9 +15,12 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from shoal.coordinator.contract import Replayed
-from shoal.coordinator.group.consumer_membership import ConsumerGroups, HeartbeatRequest
-from shoal.coordinator.group.groups import Context
+from shoal.coordinator.contract import RecordOrigin
+from shoal.coordinator.group.consumer.membership import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupManager,
+)
+from shoal.coordinator.group.groups import ShardContext
 from shoal.coordinator.group.records import decode
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
@@ -48,17 +51,17 @@ class Broker:
         self.load(0)
 
     def load(self, now_ms):
-        self.context = Context(GroupSettings(), image=self.image)
-        self.groups = ConsumerGroups(self.context)
+        self.context = ShardContext(GroupSettings(), image=self.image)
+        self.groups = ConsumerGroupManager(self.context)
         for record in self.log:
             self.replay(record)
-        self.groups.loaded(now_ms)
+        self.groups.on_loaded(now_ms)
 
     def replay(self, record):
         decoded = decode(record)
         assert decoded is not None
         replay = self.groups.replays[decoded.type]
-        replay(decoded.key, decoded.value, Replayed(0, 0))
+        replay(decoded.key, decoded.value, RecordOrigin(0, 0))
 
     def run(self, result):
         for record in result.records:
@@ -67,13 +70,13 @@ class Broker:
         return [reply.response for reply in result.replies]
 
     def heartbeat(self, now_ms, **fields):
-        request = HeartbeatRequest(GROUP, **fields)
+        request = ConsumerGroupHeartbeatRequest(GROUP, **fields)
         (response,) = self.run(self.groups.heartbeat(request, now_ms, "token"))
         return response
 
     def tick(self, now_ms):
-        while (key := self.context.deadlines.due(now_ms)) is not None:
-            self.run(self.groups.due(key, now_ms))
+        while (key := self.context.deadlines.pop_due(now_ms)) is not None:
+            self.run(self.groups.on_deadline(key, now_ms))
 
     @property
     def group(self):
@@ -166,7 +169,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             if refused.code == ErrorCode.unreleased_instance_id:
                 # It was fenced after responses that it had missed. Its own session prevents it from
                 # joining again, in Kafka too. The client gives up, and the session expires.
-                assert self.broker.group.static_member(client.instance_id).member_id == (
+                assert self.broker.group.find_static_member(client.instance_id).member_id == (
                     client.member_id
                 )
             if refused.code in (ErrorCode.fenced_instance_id, ErrorCode.unreleased_instance_id):
@@ -186,7 +189,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         """A static member starts; a running member with its instance id keeps it out."""
         client = Client(self.new_id(), instance, subscription)
         group = self.broker.group
-        owner = None if group is None else group.static_member(instance)
+        owner = None if group is None else group.find_static_member(instance)
         try:
             response = self.broker.heartbeat(self.now_ms, **client.fields())
         except ApiError as refused:
@@ -263,14 +266,14 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         elif count == 0:
             self.counts.pop(name, None)
         self.broker.image = self.broker.context.image = image_of(self.counts)
-        self.broker.run(self.broker.groups.metadata_changed([], self.now_ms))
+        self.broker.run(self.broker.groups.on_metadata_changed([], self.now_ms))
 
     @rule()
     def crash(self):
         """The coordinator is rebuilt from its records, which contain its whole state."""
-        before = None if self.broker.group is None else self.broker.group.hard_state()
+        before = None if self.broker.group is None else self.broker.group.get_hard_state()
         self.broker.load(self.now_ms)
-        after = None if self.broker.group is None else self.broker.group.hard_state()
+        after = None if self.broker.group is None else self.broker.group.get_hard_state()
         assert before == after
 
     @rule()
@@ -288,7 +291,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         assert group.state_name == ("Stable" if self.clients else "Empty")
         owned = [tp for client in self.clients for tp in sorted(client.owned)]
         assert len(owned) == len(set(owned)), "two members read one partition"
-        names = group.subscribed_topic_names()
+        names = group.get_subscribed_topics()
         image = self.broker.image
         wanted = {
             (image.topics[n].topic_id, p)

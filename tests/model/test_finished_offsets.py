@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.record import finished_offsets
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
-from shoal.record.offset_set import ranges_of
+from shoal.record.offset_set import to_ranges
 
 
 def _offsets(size: int = 400) -> st.SearchStrategy[list[int]]:
@@ -24,18 +24,20 @@ def test_equals_a_set(steps: list[list[int]], data: st.DataObject) -> None:
     twin: set[int] = set()
     found = EMPTY
     for step in steps:
-        before, ranges = str(found), ranges_of(step)
-        merged = found.merged(ranges)
+        before, ranges = str(found), to_ranges(step)
+        merged = found.merge(ranges)
         assert str(found) == before
         found, twin = merged, twin | set(step)
         below = data.draw(st.integers(0, 2_100))
         if data.draw(st.booleans()):
-            found, twin = found.above(below), {o for o in twin if o >= below}
-        assert list(found.ranges()) == ranges_of(sorted(twin))
-        assert (len(found), found.count) == (len(twin), len(ranges_of(sorted(twin))))
+            found, twin = found.without_below(below), {o for o in twin if o >= below}
+        assert list(found.iter_ranges()) == to_ranges(sorted(twin))
+        assert (len(found), found.count) == (len(twin), len(to_ranges(sorted(twin))))
         assert (found.first, found.last) == (min(twin, default=-1), max(twin, default=-1))
         probe = data.draw(st.integers(0, 2_100))
-        assert found.first_missing(probe) == next(o for o in range(probe, 9_999) if o not in twin)
+        assert found.find_first_missing(probe) == next(
+            o for o in range(probe, 9_999) if o not in twin
+        )
         assert FinishedOffsets.decode(found.encode()) == found
         assert FinishedOffsets.decode_checked(found.encode()) == found
 
@@ -44,12 +46,12 @@ def test_chunks_are_bounded_and_combined() -> None:
     """A chunk never exceeds its maximum, and closing gaps leaves one chunk."""
     found = EMPTY
     for offset in range(0, 4_000, 2):
-        found = found.merged([(offset, offset)])
+        found = found.merge([(offset, offset)])
     sizes = [chunk.ranges for chunk in found.chunks]
     assert sum(sizes) == 2_000
     assert max(sizes) <= finished_offsets.CHUNK_RANGES_MAX
     for offset in range(1, 4_000, 2):
-        found = found.merged([(offset, offset)])
+        found = found.merge([(offset, offset)])
     assert [(chunk.first, chunk.last) for chunk in found.chunks] == [(0, 3_999)]
 
 
@@ -57,13 +59,13 @@ def test_memory_and_the_cost_of_a_change() -> None:
     """Every other offset: at most 24 bytes each, and a change replaces at most three chunks."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    found = [FinishedOffsets.of((o, o) for o in range(1, 20_001, 2)) for _ in range(10)]
+    found = [FinishedOffsets.from_ranges((o, o) for o in range(1, 20_001, 2)) for _ in range(10)]
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert sum(map(len, found)) == 100_000
     assert used <= 24 * 100_000
     for offset in range(0, 20_000, 1_000):
-        changed = found[0].merged([(offset, offset)])
+        changed = found[0].merge([(offset, offset)])
         kept = {id(chunk) for chunk in found[0].chunks}
         assert sum(id(chunk) not in kept for chunk in changed.chunks) <= 3
 
@@ -71,9 +73,9 @@ def test_memory_and_the_cost_of_a_change() -> None:
 def test_distant_offsets() -> None:
     """Lengths of more than one byte, up to the largest offset."""
     ranges = [(0, 126), (300, 300), (2**40, 2**41), (2**63 - 2, 2**63 - 1)]
-    found = FinishedOffsets.of(ranges)
-    assert list(FinishedOffsets.decode_checked(found.encode()).ranges()) == ranges
-    assert found.first_missing(2**63 - 2) == 2**63
+    found = FinishedOffsets.from_ranges(ranges)
+    assert list(FinishedOffsets.decode_checked(found.encode()).iter_ranges()) == ranges
+    assert found.find_first_missing(2**63 - 2) == 2**63
 
 
 HEADER = finished_offsets.HEADER.pack

@@ -20,16 +20,16 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.group.classic import ClassicGroup, State
-from shoal.coordinator.group.classic_requests import (
+from shoal.coordinator.contract import CoordinatorResult, Reply, Token
+from shoal.coordinator.group.classic.classic_group import ClassicGroup, ClassicGroupState
+from shoal.coordinator.group.classic.requests import (
     HeartbeatRequest,
-    JoinRequest,
-    Leaver,
-    LeaveRequest,
-    SyncRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    SyncGroupRequest,
 )
-from shoal.coordinator.group.offsets import (
+from shoal.coordinator.group.offsets.requests import (
     CommitRequest,
     PartitionCommit,
     TopicCommit,
@@ -87,7 +87,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(group=groups, n=clients, version=st.sampled_from((3, 9)), p=st.sampled_from((0, 1)))
     def join(self, group: str, n: int, version: int, p: int) -> None:
         client = self.clients[(group, n)]
-        request = JoinRequest(
+        request = JoinGroupRequest(
             group,
             client.member_id,
             client.instance_id,
@@ -107,7 +107,7 @@ class GroupMachine(RuleBasedStateMachine):
         client = self.clients[(group, n)]
         live = self._live(group)
         parts = {m: f"{m}@{client.generation}".encode() for m in (live.members if live else ())}
-        request = SyncRequest(
+        request = SyncGroupRequest(
             group, client.generation, client.member_id, client.instance_id, assignments=parts
         )
         self._ask("sync", group, client, lambda s, now, t: s.classic.sync(request, now, t))
@@ -121,7 +121,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(group=groups, n=clients)
     def leave(self, group: str, n: int) -> None:
         client = self.clients[(group, n)]
-        request = LeaveRequest(group, [Leaver(client.member_id, client.instance_id)])
+        request = LeaveGroupRequest(group, [LeavingMember(client.member_id, client.instance_id)])
         self._ask("leave", group, client, lambda s, now, t: s.classic.leave(request, now, t))
 
     @rule(group=groups, n=clients)
@@ -160,10 +160,11 @@ class GroupMachine(RuleBasedStateMachine):
         self.sim.refuse_append = None
         self.sim.runtime.apply(
             0,
-            lambda shard, now: shard.metadata_changed(shard.context.image, deleted, now),
+            lambda shard, now: shard.on_metadata_changed(shard.context.image, deleted, now),
             self.sim.now_ms,
         )
         self.sim.runtime.flush()
+        self.sim.advance(0)  # The offsets go in the next tick.
         self.offsets = {k: v for k, v in self.offsets.items() if k[1] != topic}
         self._listen()
 
@@ -189,7 +190,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.sim.refuse_append = None
         self.sim.advance(3 * 3_600_000)
         self._listen()
-        assert not self.sim.shard.offsets.hard_state()[0]
+        assert not self.sim.shard.offsets.get_hard_state()[0]
         assert not list(self.sim.shard.context.groups)
         assert not set(self.asked), "requests without an answer"
         self.offsets = {}
@@ -249,11 +250,11 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_rebuilt_shard_equals_the_live_one(self) -> None:
-        assert self.sim.rebuilt().hard_state() == self.sim.shard.hard_state()
+        assert self.sim.rebuilt().get_hard_state() == self.sim.shard.get_hard_state()
 
     @invariant()
     def offsets_are_those_that_were_acknowledged(self) -> None:
-        def fetch(shard: GroupShard, _now_ms: int, token: Token) -> Result:
+        def fetch(shard: GroupShard, _now_ms: int, token: Token) -> CoordinatorResult:
             found: dict[Any, int] = {}
             for group in GROUPS:
                 query = [TopicQuery(t, TOPICS[t], (0, 1)) for t in sorted(TOPICS)]
@@ -265,7 +266,7 @@ class GroupMachine(RuleBasedStateMachine):
                         if p["committed_offset"] >= 0:
                             key = (group, topic["name"], p["partition_index"])
                             found[key] = p["committed_offset"]
-            return Result((), (Reply(token, found),))
+            return CoordinatorResult((), (Reply(token, found),))
 
         self.count += 1
         self.sim.submit(self.count, fetch)
@@ -281,8 +282,8 @@ class GroupMachine(RuleBasedStateMachine):
                 self._forgotten(name)
                 continue
             assert (group.leader in group.members) if group.members else group.leader is None
-            assert group.is_empty == (group.state is State.EMPTY)
-            if group.state is not State.PREPARING_REBALANCE:
+            assert group.is_empty == (group.state is ClassicGroupState.EMPTY)
+            if group.state is not ClassicGroupState.PREPARING_REBALANCE:
                 assert bool(group.members) != group.is_empty
                 assert group.awaiting_join_count == 0
             assert set(group.static_members.values()) <= set(group.members)

@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from shoal.coordinator.contract import ProducerIdAndEpoch
-from shoal.coordinator.group.consumer_membership import HeartbeatRequest
-from shoal.coordinator.group.individual_commit import KeyRange
-from shoal.coordinator.group.offsets import (
+from shoal.coordinator.group.consumer.membership import ConsumerGroupHeartbeatRequest
+from shoal.coordinator.group.offsets.individual_commit import KeyRangeRequest
+from shoal.coordinator.group.offsets.requests import (
     CommitRequest,
     PartitionCommit,
     TopicCommit,
@@ -27,10 +27,10 @@ from shoal.coordinator.group.offsets import (
 )
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
-from shoal.protocol.codec import KEY_HASH_MAX
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.finished_offsets import FinishedOffsets
-from shoal.record.offset_set import OffsetSet, ranges_of
+from shoal.record.offset_set import OffsetSet, to_ranges
 
 MAX_RANGES = 4
 SETTINGS = GroupSettings(
@@ -86,7 +86,7 @@ class IndividualCommits(RuleBasedStateMachine):
     def _joined(self) -> None:
         """Have a member with a valid epoch. It subscribes to another topic, so that the offsets of
         this one may be deleted and expire."""
-        request = HeartbeatRequest(
+        request = ConsumerGroupHeartbeatRequest(
             "g",
             member_id="m",
             member_epoch=0,
@@ -122,8 +122,8 @@ class IndividualCommits(RuleBasedStateMachine):
     def commit_individually(
         self, partition: int, producer: int, position: int, finished: list[int]
     ) -> None:
-        encoded = FinishedOffsets.of(ranges_of(finished)).encode()
-        key_range = KeyRange(0, KEY_HASH_MAX, position, encoded)
+        encoded = FinishedOffsets.from_ranges(to_ranges(finished)).encode()
+        key_range = KeyRangeRequest(0, KEY_HASH_MAX, position, encoded)
         row = self._commit(partition, producer, key_ranges=[key_range])
         twin = self.twin
         error = ErrorCode.none
@@ -134,11 +134,11 @@ class IndividualCommits(RuleBasedStateMachine):
         while stable in done:
             stable += 1
         above = frozenset(o for o in done if o > stable)
-        if len(ranges_of(finished)) > MAX_RANGES:
+        if len(to_ranges(finished)) > MAX_RANGES:
             error = ErrorCode.invalid_commit_offset_size
         elif twin.busy(partition, producer):
             error = ErrorCode.concurrent_transactions
-        elif len(ranges_of(sorted(above))) > MAX_RANGES:
+        elif len(to_ranges(sorted(above))) > MAX_RANGES:
             error = ErrorCode.invalid_commit_offset_size
         assert row["error_code"] is error, (row, stable, above)
         if error:

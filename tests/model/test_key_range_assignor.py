@@ -11,15 +11,16 @@ import pytest
 from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal.coordinator.group import key_range_assignor, range_assignor, uniform_assignor
-from shoal.coordinator.group.assignment import GroupSpec, MemberSpec, flat
-from shoal.coordinator.group.key_slots import (
+from shoal.coordinator.group.assignment import GroupSpec, MemberSpec, flatten
+from shoal.coordinator.group.consumer import range_assignor, uniform_assignor
+from shoal.coordinator.group.key_ranges import key_range_assignor
+from shoal.coordinator.group.key_ranges.key_slots import (
     ALL,
     SLOTS,
-    lowest,
-    of_ranges,
-    ranges_of,
-    touched,
+    from_ranges,
+    overlapping_slots,
+    take_lowest,
+    to_ranges,
 )
 from shoal.protocol.features import KEY_HASH_MAX
 
@@ -59,7 +60,7 @@ def sharing(count: int) -> dict[str, bool]:
 
 def slots(result: Result, member: str) -> dict[tuple[UUID, int], int]:
     """All slots of a member by partition."""
-    whole = dict.fromkeys(flat(result[0].get(member, {})), ALL)
+    whole = dict.fromkeys(flatten(result[0].get(member, {})), ALL)
     return whole | result[1].get(member, {})
 
 
@@ -184,22 +185,22 @@ def test_few_hashes_move(data: st.DataObject, partitions: int, count: int) -> No
 
 @given(slots=st.integers(0, ALL))
 def test_slots_are_key_ranges(slots: int) -> None:
-    ranges = ranges_of(slots)
-    assert of_ranges(ranges) == slots
+    ranges = to_ranges(slots)
+    assert from_ranges(ranges) == slots
     assert ranges == sorted(ranges)
     assert all(a[1] + 1 < b[0] for a, b in pairwise(ranges))
     for first, last in ranges:
-        assert touched(first, last) & ~slots == 0
+        assert overlapping_slots(first, last) & ~slots == 0
     for count in (0, 1, 100):
-        fewer = lowest(slots, count)
+        fewer = take_lowest(slots, count)
         assert fewer & ~slots == 0
         assert fewer.bit_count() == min(count, slots.bit_count())
 
 
 def test_the_slots_of_all_hashes() -> None:
-    assert ranges_of(ALL) == [(0, KEY_HASH_MAX)]
-    assert touched(5, 5) == 1
-    assert touched(KEY_HASH_MAX, KEY_HASH_MAX) == 1 << (SLOTS - 1)
+    assert to_ranges(ALL) == [(0, KEY_HASH_MAX)]
+    assert overlapping_slots(5, 5) == 1
+    assert overlapping_slots(KEY_HASH_MAX, KEY_HASH_MAX) == 1 << (SLOTS - 1)
     for broken in ((0, 5), (1, KEY_HASH_MAX), (0, KEY_HASH_MAX + 1), (-1, 5)):
         with pytest.raises(ValueError, match="was not assigned"):
-            of_ranges([broken])
+            from_ranges([broken])

@@ -13,20 +13,24 @@ from coordinator_sim import Simulation
 from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal.coordinator.group.key_range_balance import balanced, busiest, is_worth_it
-from shoal.coordinator.group.key_range_loads import (
+from shoal.coordinator.group.key_ranges.key_range_balance import (
+    balance,
+    compute_busiest_load,
+    is_worth_it,
+)
+from shoal.coordinator.group.key_ranges.key_range_loads import (
     RECORDS_MIN,
     WINDOWS,
+    KeyRangeLoad,
     KeyRangeLoads,
-    Load,
     check,
 )
-from shoal.coordinator.group.key_slots import ALL, SLOTS, each, ranges_of
+from shoal.coordinator.group.key_ranges.key_slots import ALL, SLOTS, iterate_slots, to_ranges
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError
 from shoal.protocol.features import KEY_HASH_MAX
-from shoal.record.key_hash import key_hash
+from shoal.record.key_hash import hash_key
 from test_key_range_groups_model import Client, image_of
 
 if TYPE_CHECKING:
@@ -49,7 +53,7 @@ def equal(count: int) -> dict[str, int]:
 
 
 def slot_of(key: int) -> int:
-    return key_hash(b"key-%d" % key) * SLOTS // (KEY_HASH_MAX + 1)
+    return hash_key(b"key-%d" % key) * SLOTS // (KEY_HASH_MAX + 1)
 
 
 def zipf(keys: int, total: int = 1_000_000) -> list[int]:
@@ -62,7 +66,7 @@ def zipf(keys: int, total: int = 1_000_000) -> list[int]:
 
 
 def busiest_against_mean(parts: Mapping[str, int], loads: Sequence[int]) -> float:
-    return busiest(parts, loads) * len(parts) / sum(loads)
+    return compute_busiest_load(parts, loads) * len(parts) / sum(loads)
 
 
 def check_tiles(parts: Mapping[str, int]) -> None:
@@ -81,10 +85,10 @@ owners = st.dictionaries(
 @given(before=owners, loads=loads_of_slots)
 def test_a_division_tiles_the_hashes_and_is_final(before: dict[str, int], loads: list[int]) -> None:
     """Whatever the members had before. The same loads move nothing more."""
-    parts = balanced(before, loads)
+    parts = balance(before, loads)
     check_tiles(parts)
     assert parts.keys() == before.keys()
-    assert balanced(parts, loads) == parts
+    assert balance(parts, loads) == parts
 
 
 @settings(max_examples=scale_examples(40))
@@ -93,13 +97,16 @@ def test_a_division_is_never_worse(count: int, loads: list[int]) -> None:
     """A tolerance is left: owners with almost equal loads keep what they have."""
     before = equal(count)
     mean = sum(loads) / count
-    assert busiest(balanced(before, loads), loads) <= busiest(before, loads) + 0.15 * mean
+    assert (
+        compute_busiest_load(balance(before, loads), loads)
+        <= compute_busiest_load(before, loads) + 0.15 * mean
+    )
 
 
 @pytest.mark.parametrize("keys", [300, 1_000, 10_000])
 def test_the_goal_of_zipf_keys(keys: int) -> None:
     loads, before = zipf(keys), equal(8)
-    after = balanced(before, loads)
+    after = balance(before, loads)
     aside = list(loads)
     aside[slot_of(1)] -= int(1_000_000 / sum(1 / k for k in range(1, keys + 1)))
     assert busiest_against_mean(before, aside) > GOAL
@@ -112,8 +119,8 @@ def test_the_goal_of_zipf_keys(keys: int) -> None:
 def test_a_member_that_joins_gets_its_share_of_the_load() -> None:
     """Nothing else moves, but for slots that even out the rest."""
     loads = zipf(1_000)
-    before = balanced(equal(4), loads)
-    after = balanced(before | {"new": 0}, loads)
+    before = balance(equal(4), loads)
+    after = balance(before | {"new": 0}, loads)
     check_tiles(after)
     assert busiest_against_mean(after, loads) <= 1.3
     assert sum((after[m] & ~before[m]).bit_count() for m in before) <= 4
@@ -124,7 +131,7 @@ def test_one_hot_key_moves_the_others_away() -> None:
     before = equal(4)
     loads = [10] * SLOTS
     loads[3] = 1_000
-    after = balanced(before, loads)
+    after = balance(before, loads)
     assert is_worth_it(before, after, loads)
     (owner,) = (m for m, slots in after.items() if slots >> 3 & 1)
     assert after[owner] == 1 << 3
@@ -142,15 +149,17 @@ class Measured:
         self.look()
 
     def look(self) -> bool:
-        self.loads.look({WHERE: self.owners}, self.now_ms, INTERVAL_MS)
-        return bool(self.loads.due)
+        self.loads.close_windows({WHERE: self.owners}, self.now_ms, INTERVAL_MS)
+        return bool(self.loads.due_partitions)
 
     def window(self, loads: Sequence[int]) -> bool:
         """Report a window; return whether the partition is due."""
         for slots in self.owners.values():
-            rows = [Load(*ranges_of(1 << slot)[0], loads[slot]) for slot in each(slots)]
+            rows = [
+                KeyRangeLoad(*to_ranges(1 << slot)[0], loads[slot]) for slot in iterate_slots(slots)
+            ]
             self.loads.add({WHERE: rows}, {WHERE: slots})
-        before = bool(self.loads.due)
+        before = bool(self.loads.due_partitions)
         self.now_ms += INTERVAL_MS - 1
         assert self.look() is before
         self.now_ms += 1
@@ -162,10 +171,10 @@ def test_only_a_lasting_imbalance_moves_boundaries() -> None:
     even = [100] * SLOTS
     assert not any(measured.window(some) for some in [skewed, skewed, even, skewed, skewed])
     assert measured.window(skewed)
-    assert measured.loads.known[WHERE] == [WINDOWS * n for n in skewed]
+    assert measured.loads.measured_loads[WHERE] == [WINDOWS * n for n in skewed]
     # Once the boundaries have moved, the same load moves nothing.
-    measured.loads.due.clear()
-    measured.owners = balanced(measured.owners, skewed)
+    measured.loads.due_partitions.clear()
+    measured.owners = balance(measured.owners, skewed)
     measured.look()
     assert not any(measured.window(skewed) for _ in range(3 * WINDOWS))
 
@@ -194,23 +203,23 @@ def test_windows_with_few_records_or_other_owners_do_not_count() -> None:
 
 def test_a_member_speaks_for_its_own_slots_only() -> None:
     measured = Measured(equal(2))
-    half = ranges_of(equal(2)["m01"])[0]
-    measured.loads.add({WHERE: [Load(*half, 10**6)]}, {WHERE: equal(2)["m00"]})
+    half = to_ranges(equal(2)["m01"])[0]
+    measured.loads.add({WHERE: [KeyRangeLoad(*half, 10**6)]}, {WHERE: equal(2)["m00"]})
     measured.now_ms += INTERVAL_MS
     measured.look()
-    assert WHERE not in measured.loads.known
+    assert WHERE not in measured.loads.measured_loads
 
 
 @pytest.mark.parametrize(
     ("loads", "message"),
     [
-        ([Load(5, 4, 1)], "a key range outside"),
-        ([Load(0, KEY_HASH_MAX + 1, 1)], "a key range outside"),
-        ([Load(0, 1, -1)], "fewer than 0 records"),
-        ([Load(0, 1, 1)] * 1_001, "1001 key ranges, at most 1000 are allowed"),
+        ([KeyRangeLoad(5, 4, 1)], "a key range outside"),
+        ([KeyRangeLoad(0, KEY_HASH_MAX + 1, 1)], "a key range outside"),
+        ([KeyRangeLoad(0, 1, -1)], "fewer than 0 records"),
+        ([KeyRangeLoad(0, 1, 1)] * 1_001, "1001 key ranges, at most 1000 are allowed"),
     ],
 )
-def test_bad_reports_are_named(loads: list[Load], message: str) -> None:
+def test_bad_reports_are_named(loads: list[KeyRangeLoad], message: str) -> None:
     with pytest.raises(ApiError, match="Report the records of assigned ranges") as refused:
         check({WHERE: loads})
     assert message in (refused.value.message or "")

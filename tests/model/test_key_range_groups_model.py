@@ -16,12 +16,12 @@ from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest
-from shoal.coordinator.group.key_range_loads import Load
-from shoal.coordinator.group.key_slots import ALL, SLOTS, of_ranges, ranges_of
+from shoal.coordinator.group.consumer.heartbeat import ConsumerGroupHeartbeatRequest
+from shoal.coordinator.group.key_ranges.key_range_loads import KeyRangeLoad
+from shoal.coordinator.group.key_ranges.key_slots import ALL, SLOTS, from_ranges, to_ranges
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
-from shoal.metadata.image import MetadataImage, PartitionImage, ResourceType, TopicImage
+from shoal.metadata.image import ConfigResourceType, MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def image_of(counts: dict[str, int], shared: frozenset[str], version: int) -> Me
         offset=version,
         topics=topics,
         topics_by_id={t.topic_id: t for t in topics.values()},
-        configs={(ResourceType.TOPIC, n): {"shoal.key.ranges.enable": "true"} for n in shared},
+        configs={
+            (ConfigResourceType.TOPIC, n): {"shoal.key.ranges.enable": "true"} for n in shared
+        },
     )
 
 
@@ -59,7 +61,7 @@ class Client:
         self.assigned: Slots | None = None
         self.missed = False
 
-    def request(self, loads: Sequence[int] | None = None) -> HeartbeatRequest:
+    def request(self, loads: Sequence[int] | None = None) -> ConsumerGroupHeartbeatRequest:
         """A heartbeat, which reports these records of all slots of shared partitions."""
         full = self.epoch == 0 or self.missed
         owned = {} if self.epoch == 0 else self.owned
@@ -67,7 +69,7 @@ class Client:
         for (topic, partition), slots in owned.items():
             if slots == ALL:
                 whole.setdefault(topic, set()).add(partition)
-        return HeartbeatRequest(
+        return ConsumerGroupHeartbeatRequest(
             "g",
             self.member_id,
             self.epoch,
@@ -90,7 +92,7 @@ class Client:
         for one in assignment.get("key_ranges", ()):
             assert self.shares
             ranges = [(r["first_hash"], r["last_hash"]) for r in one["ranges"]]
-            self.assigned[one["topic_id"], one["partition"]] = of_ranges(ranges)
+            self.assigned[one["topic_id"], one["partition"]] = from_ranges(ranges)
 
     def reconcile(self) -> None:
         if self.assigned is not None:
@@ -100,8 +102,8 @@ class Client:
         self.epoch, self.owned, self.assigned = 0, {}, None
 
 
-def report_of(loads: Sequence[int]) -> list[Load]:
-    return [Load(*ranges_of(1 << slot)[0], count) for slot, count in enumerate(loads)]
+def report_of(loads: Sequence[int]) -> list[KeyRangeLoad]:
+    return [KeyRangeLoad(*to_ranges(1 << slot)[0], count) for slot, count in enumerate(loads)]
 
 
 def add(taken: Slots, more: Slots) -> None:
@@ -199,15 +201,17 @@ class KeyRangeGroups(RuleBasedStateMachine):
 
     @rule()
     def move_coordinator(self) -> None:
-        before = self.group and self.group.hard_state()
+        before = self.group and self.group.get_hard_state()
         self.sim.restart()
-        assert (self.group and self.group.hard_state()) == before
+        assert (self.group and self.group.get_hard_state()) == before
 
     @rule(shared=SHARED)
     def alter_topics(self, shared: frozenset[str]) -> None:
         self.image = image_of(self.counts, shared, self.image.offset + 1)
         self.sim.runtime.apply(
-            0, lambda shard, now_ms: shard.metadata_changed(self.image, (), now_ms), self.sim.now_ms
+            0,
+            lambda shard, now_ms: shard.on_metadata_changed(self.image, (), now_ms),
+            self.sim.now_ms,
         )
 
     @rule()
@@ -238,7 +242,7 @@ class KeyRangeGroups(RuleBasedStateMachine):
         for member in self.group.members.values():
             current = member.current
             mine = {
-                (t, p): current.slots_of(t, p)
+                (t, p): current.get_slots(t, p)
                 for side in (current.assigned, current.pending_revocation)
                 for t, partitions in side.items()
                 for p in partitions

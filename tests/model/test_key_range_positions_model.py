@@ -19,16 +19,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal.coordinator.contract import ProducerIdAndEpoch
-from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest
-from shoal.coordinator.group.individual_commit import KeyRange
-from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit, TopicQuery
+from shoal.coordinator.group.consumer.heartbeat import ConsumerGroupHeartbeatRequest
+from shoal.coordinator.group.offsets.individual_commit import KeyRangeRequest
+from shoal.coordinator.group.offsets.requests import (
+    CommitRequest,
+    PartitionCommit,
+    TopicCommit,
+    TopicQuery,
+)
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.finished_offsets import FinishedOffsets
-from shoal.record.offset_set import OffsetSet, ranges_of
+from shoal.record.offset_set import OffsetSet, to_ranges
 
 TOPIC = UUID(int=1)
 CELLS = 8
@@ -71,7 +76,7 @@ def after(cell: Cell, position: int, finished: list[int]) -> Cell:
 def finished_ranges(cells: Cells) -> int:
     """The number of ranges of finished offsets in pieces of equal cells."""
     pieces = [c for n, c in enumerate(cells) if n == 0 or c != cells[n - 1]]
-    return sum(len(ranges_of(sorted(c[1]))) for c in pieces if c is not None)
+    return sum(len(to_ranges(sorted(c[1]))) for c in pieces if c is not None)
 
 
 class Open:
@@ -162,7 +167,7 @@ class KeyRangePositions(RuleBasedStateMachine):
         self.epoch = self._join()
 
     def _join(self) -> int:
-        request = HeartbeatRequest(
+        request = ConsumerGroupHeartbeatRequest(
             "g",
             "m",
             0,
@@ -224,9 +229,9 @@ class KeyRangePositions(RuleBasedStateMachine):
             for n, (first, last) in enumerate(runs)
             for cell in range(first, last + 1)
         }
-        encoded = FinishedOffsets.of(ranges_of(finished)).encode()
+        encoded = FinishedOffsets.from_ranges(to_ranges(finished)).encode()
         asked = [
-            KeyRange(a * WIDTH, (b + 1) * WIDTH - 1, position + n * step, encoded)
+            KeyRangeRequest(a * WIDTH, (b + 1) * WIDTH - 1, position + n * step, encoded)
             for n, (a, b) in enumerate(runs)
         ]
         twin = self.twin
@@ -234,7 +239,7 @@ class KeyRangePositions(RuleBasedStateMachine):
         cells = _sum(before, {cell: [one] for cell, one in added.items()})
         row = self._commit(producer, key_ranges=asked)
         error = ErrorCode.none
-        if sum(len(ranges_of(finished)) for _ in runs) > MAX_RANGES:
+        if sum(len(to_ranges(finished)) for _ in runs) > MAX_RANGES:
             error = ErrorCode.invalid_commit_offset_size
         elif twin.is_taken(producer, set(added)):
             error = ErrorCode.concurrent_transactions
@@ -303,7 +308,7 @@ class KeyRangePositions(RuleBasedStateMachine):
         live, rebuilt = self.sim.shard, self.sim.rebuilt()
         for shard in (live, rebuilt):
             assert self._state(shard) == self.twin.committed
-        assert live.offsets.hard_state() == rebuilt.offsets.hard_state()
+        assert live.offsets.get_hard_state() == rebuilt.offsets.get_hard_state()
 
     def _state(self, shard: GroupShard) -> Cells:
         answer = shard.offsets.fetch(

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from log_material import NOW_MS, compact, open_log, records
 from machine import lacking
-from shoal.client.batches import decode
+from shoal.client.net.batches import decode
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.features import KEY_HASH_MAX
-from shoal.record import hashed_batches, walker
-from shoal.record.batch import check_crc, headers, seal
+from shoal.record import batch_validation, hashed_batches
+from shoal.record.batch import check_crc, iter_headers, seal
 from shoal.record.hashed_batches import HashedBatches
 from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
-from shoal.record.records import Record, build_batch, read_records, records_body, spans
+from shoal.record.records import Record, build_batch, decompress_records, iter_spans, read_records
 from shoal.server.replication import range_reads
-from shoal.server.replication.range_reads import Budget, RangeRead, RangeReads
+from shoal.server.replication.range_reads import RangeRead, RangeReads, ReadBudget
 
 if TYPE_CHECKING:
     from shoal.replication.partition import Partition
@@ -101,9 +101,9 @@ def log_of(batches: list[Batch]) -> bytes:
 
 def without(batch: bytearray, removed: set[int]) -> bytes:
     """Return an uncompressed batch after compaction, which removed some records."""
-    ((_, header),) = headers(batch)
-    body = records_body(batch, 0, header)
-    kept = [s for s in spans(body, header.record_count) if s.offset_delta not in removed]
+    ((_, header),) = iter_headers(batch)
+    body = decompress_records(batch, 0, header)
+    kept = [s for s in iter_spans(body, header.record_count) if s.offset_delta not in removed]
     data = b"".join(body[s.start : s.end] for s in kept)
     return bytes(seal(header._replace(record_count=len(kept)), data))
 
@@ -112,7 +112,7 @@ def both(data: bytes, first: int, *args: Any, **options: Any) -> Any:
     """Return what `select` finds in a read, which both kinds must share."""
     found = HashedBatches(data, first).select(*args, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walker, "native", None)
+        patch.setattr(batch_validation, "native", None)
         assert HashedBatches(data, first).select(*args, **options) == found
     return found
 
@@ -128,22 +128,22 @@ def test_readers_of_a_tiling_get_everything(batches: list[Batch], tiling: list[K
         assert past == len(batches)
         assert len(data) <= len(log)
         sent = list(decode(data))
-        mine = [r for r in sent if ranges.holds(r.key, r.offset)]
-        assert mine == [r for r in everything if ranges.holds(r.key, r.offset)]
+        mine = [r for r in sent if ranges.has_record(r.key, r.offset)]
+        assert mine == [r for r in everything if ranges.has_record(r.key, r.offset)]
         got += mine
-        stored = {h.base_offset: (log[at : at + h.size], h) for at, h in headers(log)}
-        for at, header in headers(data):
+        stored = {h.base_offset: (log[at : at + h.size], h) for at, h in iter_headers(log)}
+        for at, header in iter_headers(data):
             raw, before = stored[header.base_offset]
             assert check_crc(data, at, header)
             assert header.last_offset == before.last_offset
             assert header.producer_id == before.producer_id
             if bytes(data[at : at + header.size]) != raw:
                 # A batch that is not sent as it is stored has nothing of other ranges.
-                assert all(ranges.holds(r.key, r.offset) for r in read_records(data, at))
+                assert all(ranges.has_record(r.key, r.offset) for r in read_records(data, at))
                 assert header.compression == 0
                 assert header.size < before.size
-        controls = [h.base_offset for _, h in headers(log) if h.is_control]
-        assert [h.base_offset for _, h in headers(data) if h.is_control] == controls
+        controls = [h.base_offset for _, h in iter_headers(log) if h.is_control]
+        assert [h.base_offset for _, h in iter_headers(data) if h.is_control] == controls
     assert sorted(got) == everything
 
 
@@ -158,7 +158,7 @@ def test_limits(batches: list[Batch], tiling: list[KeyRanges], data: st.DataObje
     while at < len(batches):
         found, past = both(log, 3, at, len(batches), ranges, size_max, min_one=True)
         assert past > at
-        assert len(found) <= size_max or len(list(headers(found))) == 1
+        assert len(found) <= size_max or len(list(iter_headers(found))) == 1
         nothing, unmoved = both(log, 3, at, len(batches), ranges, 0, min_one=False)
         assert nothing == b""
         assert found == b"" or unmoved < past
@@ -171,7 +171,7 @@ def test_limits(batches: list[Batch], tiling: list[KeyRanges], data: st.DataObje
 @given(BATCHES, st.data())
 def test_damaged_batches_are_sent_whole(batches: list[Batch], data: st.DataObject) -> None:
     log = bytearray(log_of(batches))
-    places = list(headers(log))
+    places = list(iter_headers(log))
     at, header = data.draw(st.sampled_from(places))
     place = data.draw(st.integers(at + 61, at + header.size - 1)) if header.size > 61 else at + 22
     log[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -184,7 +184,7 @@ def test_damaged_batches_are_sent_whole(batches: list[Batch], data: st.DataObjec
 @given(BATCHES, st.data())
 def test_hashes_of_damaged_records(batches: list[Batch], data: st.DataObject) -> None:
     """Neither kind fails on any bytes, and where both accept them they find the same."""
-    if walker.native is None:
+    if batch_validation.native is None:
         lacking("the loops are not compiled: python -m shoal.compile, with a C compiler")
     log = bytearray(log_of([batches[0]._replace(codec="none", control=False)]))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -193,10 +193,10 @@ def test_hashes_of_damaged_records(batches: list[Batch], data: st.DataObject) ->
         )
     count = data.draw(st.integers(0, 14))
     args = (bytes(log), 61, data.draw(st.integers(61, len(log))), 3, count)
-    compiled = hashed_batches.record_hashes(*args)
+    compiled = hashed_batches.hash_records(*args)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walker, "native", None)
-        python = hashed_batches.record_hashes(*args)
+        patch.setattr(batch_validation, "native", None)
+        python = hashed_batches.hash_records(*args)
     assert compiled is None or python is None or compiled == python
 
 
@@ -215,7 +215,7 @@ def test_a_batch_that_would_grow_is_sent_as_it_is_stored() -> None:
     rows = [(NOW_MS, b"%d" % n, b"v" * 500, ()) for n in range(50)]
     batch = bytes(build_batch(rows, base_offset=3, compression="zstd"))
     read = HashedBatches(batch, 3)
-    assert read.select(0, 1, KeyRanges.part(1, 2), 1 << 20, min_one=True).data == batch
+    assert read.select(0, 1, KeyRanges.from_part(1, 2), 1 << 20, min_one=True).data == batch
     assert read.select(0, 1, KeyRanges([(0, 0)]), 1 << 20, min_one=True).data == b""
 
 
@@ -243,7 +243,7 @@ def test_ranges_as_text() -> None:
     assert [one for part in quarters for one in part] == [
         (2**61 * n, 2**61 * (n + 1) - 1) for n in range(4)
     ]
-    thirds = [next(iter(KeyRanges.part(n, 3))) for n in range(1, 4)]
+    thirds = [next(iter(KeyRanges.from_part(n, 3))) for n in range(1, 4)]
     assert thirds[0].first == 0
     assert thirds[-1].last == KEY_HASH_MAX
     assert all(a.last + 1 == b.first for a, b in pairwise(thirds))
@@ -305,16 +305,16 @@ class ReadersOfALog(RuleBasedStateMachine):
     def read_one(self, reader: int, share: float, size: int) -> None:
         """Read up to a limit at the end of a batch, such as a high watermark."""
         reader %= len(self.tiling)
-        ends = [0, *(h.next_offset for _, h in headers(self.whole()))]
+        ends = [0, *(h.next_offset for _, h in iter_headers(self.whole()))]
         limit = ends[int(share * (len(ends) - 1))]
         ranges, at = self.tiling[reader], self.positions[reader]
         read = RangeRead(at, self.log.generation)
         partition = self.partition()
-        self.reads.advance(read, partition, ranges, limit, size, Budget(), min_one=True)
+        self.reads.advance(read, partition, ranges, limit, size, ReadBudget(), min_one=True)
         assert at <= read.next_offset <= max(at, limit)
         assert read.is_cut or read.next_offset >= limit
         assert read.next_offset > at or limit <= at
-        got = [r for r in decode(read.data, first=at) if ranges.holds(r.key, r.offset)]
+        got = [r for r in decode(read.data, first=at) if ranges.has_record(r.key, r.offset)]
         assert all(r.offset < read.next_offset for r in got)
         self.got[reader] += got
         self.positions[reader] = read.next_offset
@@ -323,7 +323,7 @@ class ReadersOfALog(RuleBasedStateMachine):
     @rule(share=SHARES, batches=MANY_BATCHES)
     def replace(self, share: float, batches: list[Batch]) -> None:
         """An unclean election: other records follow, and readers that were ahead read again."""
-        ends = [0, *(h.next_offset for _, h in headers(self.whole()))]
+        ends = [0, *(h.next_offset for _, h in iter_headers(self.whole()))]
         end = ends[int(share * (len(ends) - 1))]
         self.log.truncate(end)
         for reader, position in enumerate(self.positions):
@@ -341,7 +341,7 @@ class ReadersOfALog(RuleBasedStateMachine):
     def expected(self) -> list[list[Record]]:
         written = list(decode(self.whole()))
         return [
-            [r for r in written if r.offset < position and ranges.holds(r.key, r.offset)]
+            [r for r in written if r.offset < position and ranges.has_record(r.key, r.offset)]
             for ranges, position in zip(self.tiling, self.positions, strict=True)
         ]
 
@@ -360,8 +360,9 @@ TestReadersOfALog.settings = settings(
 @given(st.lists(st.tuples(st.lists(KEYS.filter(bool), min_size=1, max_size=6), CODECS)), tilings())
 def test_holes_of_compaction(batches: list[Any], tiling: list[KeyRanges]) -> None:
     """Readers from any offset, also one that compaction has removed."""
+    # The largest drawn batch, six keys of 40 bytes, fits into a segment.
     config = LogConfig(
-        segment_bytes=400, cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.0
+        segment_bytes=500, cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.0
     )
     log = open_log(MemoryStorage(), config)
     for keys, codec in batches:
@@ -375,9 +376,9 @@ def test_holes_of_compaction(batches: list[Any], tiling: list[KeyRanges]) -> Non
         found = []
         for ranges in tiling:
             read = RangeRead(first, log.generation)
-            reads.advance(read, partition, ranges, end, 1 << 20, Budget(), min_one=True)
+            reads.advance(read, partition, ranges, end, 1 << 20, ReadBudget(), min_one=True)
             sent = decode(read.data, first=first)
-            found += [r for r in sent if ranges.holds(r.key, r.offset)]
+            found += [r for r in sent if ranges.has_record(r.key, r.offset)]
         assert sorted(found) == [r for r in everything if r.offset >= first]
 
 
@@ -392,7 +393,13 @@ def test_a_record_is_hashed_once_for_all_readers() -> None:
         for n in range(1, 9):
             read = RangeRead(0, log.generation)
             reads.advance(
-                read, partition, KeyRanges.part(n, 8), 1000, 1 << 20, Budget(), min_one=True
+                read,
+                partition,
+                KeyRanges.from_part(n, 8),
+                1000,
+                1 << 20,
+                ReadBudget(),
+                min_one=True,
             )
             assert read.next_offset == 1000
             assert 0 < read.size < log.size_bytes / 4

@@ -15,21 +15,21 @@ from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from shoal.client.batches import CorruptRecords
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import ConsumedRecord
+from shoal.client.consume.consumer import Record
+from shoal.client.consume.key_workers import HandlerError, KeyWorkers, WorkerConsumer
+from shoal.client.consume.range_positions import WHOLE
 from shoal.client.errors import ClientError, KafkaError
-from shoal.client.key_workers import HandlerFailed, KeyWorkers, Member
-from shoal.client.range_positions import WHOLE
+from shoal.client.net.batches import CorruptRecords
+from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.errors import ErrorCode
-from shoal.record.key_hash import record_hash
+from shoal.record.key_hash import hash_record
 from shoal.record.key_ranges import KeyRanges
 from virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from shoal.client.consumer import RebalanceListener
+    from shoal.client.consume.rebalance_listener import RebalanceListener
 
 PARTITIONS = 2
 KEYS = (b"a", b"b", b"c", None)
@@ -37,8 +37,8 @@ DRAIN_MS = 5_000
 Where = tuple[int, int]
 
 
-def record(partition: int, offset: int, key: bytes | None, value: bytes = b"v") -> ConsumedRecord:
-    return ConsumedRecord("t", partition, offset, 0, key, value, ())
+def record(partition: int, offset: int, key: bytes | None, value: bytes = b"v") -> Record:
+    return Record("t", partition, offset, 0, key, value, ())
 
 
 class FakeMember:
@@ -47,8 +47,8 @@ class FakeMember:
     commits_individually = True
 
     def __init__(self) -> None:
-        self.listener: RebalanceListener | None = None
-        self.logs: dict[int, list[ConsumedRecord]] = defaultdict(list)
+        self.listeners: list[RebalanceListener] = []
+        self.logs: dict[int, list[Record]] = defaultdict(list)
         self.owned = set(range(PARTITIONS))
         self.positions = dict.fromkeys(range(PARTITIONS), 0)
         self.done: set[Where] = set()
@@ -76,7 +76,7 @@ class FakeMember:
         self.positions[partition] = 0
         self.wake()
 
-    async def poll(self, max_wait_ms: int = 0) -> Iterator[ConsumedRecord]:
+    async def poll(self, max_wait_ms: int = 0) -> Iterator[Record]:
         await self.tend()
         found = self._take()
         if not found and not self.decided:
@@ -89,8 +89,8 @@ class FakeMember:
             found = self._take()
         return iter(found)
 
-    def _take(self) -> list[ConsumedRecord]:
-        found: list[ConsumedRecord] = []
+    def _take(self) -> list[Record]:
+        found: list[Record] = []
         for partition in sorted(self.owned):
             at = self.positions[partition]
             for one in self.logs[partition][at : at + self.polled_max]:
@@ -110,16 +110,14 @@ class FakeMember:
             if lost:
                 self.owned.remove(partition)
                 self.done = {w for w in self.done if w[0] != partition or w in self.committed}
-            if self.listener is not None and lost:
-                await self.listener.lost(ranges)
-            elif self.listener is not None:
-                await self.listener.revoked(ranges)
+            for listener in self.listeners:
+                await (listener.on_lost if lost else listener.on_revoked)(ranges)
             if not lost:
                 await self.commit()
                 self.owned.remove(partition)
             self.given_up.append(partition)
 
-    def finished(self, record: ConsumedRecord) -> None:
+    def finish(self, record: Record) -> None:
         where = (record.partition, record.offset)
         if record.partition in self.owned:
             assert where not in self.done
@@ -153,7 +151,7 @@ class Workers(RuleBasedStateMachine):
         self.task = self.loop.create_task(self.workers.run())
         self.loop.advance(1)
 
-    async def _handler(self, one: ConsumedRecord) -> None:
+    async def _handler(self, one: Record) -> None:
         where = (one.partition, one.offset)
         self._check_start(one)
         self.running[where] = self.loop.create_future()
@@ -162,7 +160,7 @@ class Workers(RuleBasedStateMachine):
         finally:
             del self.running[where]
 
-    def _check_start(self, one: ConsumedRecord) -> None:
+    def _check_start(self, one: Record) -> None:
         member = self.member
         where = (one.partition, one.offset)
         if self.over:
@@ -220,7 +218,7 @@ class Workers(RuleBasedStateMachine):
 
     def _ended_with_the_failure(self) -> None:
         error = self.task.exception()
-        assert isinstance(error, HandlerFailed)
+        assert isinstance(error, HandlerError)
         assert (error.record.partition, error.record.offset) == self.failed
         self._ended()
 
@@ -296,7 +294,7 @@ class Workers(RuleBasedStateMachine):
         """All that was finished is committed, nothing runs, and another member continues."""
         assert not self.running
         assert self.workers.in_flight == 0
-        assert self.member.listener is None
+        assert not self.member.listeners
         assert self.member.committed >= self.member.done
         self.member.restart()
         self._start()
@@ -348,19 +346,19 @@ def loop() -> Iterator[VirtualLoop]:
 
 
 def test_the_fake_is_a_member() -> None:
-    async def main() -> Member:
+    async def main() -> WorkerConsumer:
         return FakeMember()
 
-    assert asyncio.run(main()).listener is None
+    assert not asyncio.run(main()).listeners
 
 
 def held(
     loop: VirtualLoop,
-) -> tuple[dict[int, asyncio.Future[None]], Callable[[ConsumedRecord], Awaitable[None]]]:
+) -> tuple[dict[int, asyncio.Future[None]], Callable[[Record], Awaitable[None]]]:
     """Return a handler that waits, and the futures by offset that let it continue."""
     running: dict[int, asyncio.Future[None]] = {}
 
-    async def handler(one: ConsumedRecord) -> None:
+    async def handler(one: Record) -> None:
         running[one.offset] = loop.create_future()
         await running[one.offset]
         del running[one.offset]
@@ -395,7 +393,7 @@ def test_each_failure_is_named(loop: VirtualLoop) -> None:
     member.logs[0] = [record(0, 0, b"a"), record(0, 1, b"b"), record(0, 2, None)]
     go = [loop.create_future() for _ in member.logs[0]]
 
-    async def handler(one: ConsumedRecord) -> None:
+    async def handler(one: Record) -> None:
         await go[one.offset]
         raise RuntimeError(f"no luck with {one.offset}")
 
@@ -406,7 +404,7 @@ def test_each_failure_is_named(loop: VirtualLoop) -> None:
     assert not task.done()
     for other in go[1:]:
         other.set_result(None)
-    with pytest.raises(HandlerFailed) as caught:
+    with pytest.raises(HandlerError) as caught:
         loop.run_until_complete(task)
     assert str(caught.value).startswith(
         "the handler failed on the record at offset 0 of t-0 with key b'a': "
@@ -423,15 +421,15 @@ def test_a_corrupt_batch_ends_the_work(loop: VirtualLoop) -> None:
     """The handlers that run end, and are committed."""
 
     class Corrupt(FakeMember):
-        async def poll(self, max_wait_ms: int = 0) -> Iterator[ConsumedRecord]:
-            def records() -> Iterator[ConsumedRecord]:
+        async def poll(self, max_wait_ms: int = 0) -> Iterator[Record]:
+            def records() -> Iterator[Record]:
                 yield record(0, 0, b"a")
                 yield record(0, 1, b"b")
                 raise CorruptRecords("the batch at offset 2 has a wrong CRC")
 
             return records()
 
-    async def handler(_: ConsumedRecord) -> None:
+    async def handler(_: Record) -> None:
         over = loop.create_future()
         loop.call_later(1, over.set_result, None)
         await over
@@ -449,7 +447,7 @@ def test_a_handler_that_survives_its_cancellation(loop: VirtualLoop) -> None:
     member.logs[1] = [record(1, offset, b"a") for offset in range(3)]
     got: list[Where] = []
 
-    async def handler(one: ConsumedRecord) -> None:
+    async def handler(one: Record) -> None:
         got.append((one.partition, one.offset))
         if one.partition == 0:
             try:
@@ -480,9 +478,9 @@ def test_a_key_range_is_given_up(loop: VirtualLoop) -> None:
     task = loop.create_task(workers.run())
     loop.advance(1)
     assert sorted(running) == [0, 1, 2, 5]
-    hashes = [record_hash(b"a", 0), record_hash(None, 5)]
+    hashes = [hash_record(b"a", 0), hash_record(None, 5)]
     ranges = {TopicPartition("t", 0): KeyRanges((one, one) for one in hashes)}
-    revoking = loop.create_task(workers.revoked(ranges))
+    revoking = loop.create_task(workers.on_revoked(ranges))
     loop.advance(1)
     for offset in (1, 2, 0):
         running[offset].set_result(None)
@@ -502,14 +500,14 @@ def test_a_key_range_is_given_up(loop: VirtualLoop) -> None:
 
 @pytest.mark.parametrize("name", ["keys_max", "records_max", "bytes_max"])
 def test_limits_are_checked(name: str) -> None:
-    async def handler(one: ConsumedRecord) -> None: ...
+    async def handler(one: Record) -> None: ...
 
     with pytest.raises(ValueError, match=f"{name} is 0; it is at least 1"):
         KeyWorkers(FakeMember(), handler, **{name: 0})
 
 
 def test_workers_run_once(loop: VirtualLoop) -> None:
-    async def handler(one: ConsumedRecord) -> None: ...
+    async def handler(one: Record) -> None: ...
 
     workers = KeyWorkers(FakeMember(), handler)
     workers.stop()

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from log_material import NOW_MS, open_log, records
-from shoal.log.appends import Origin
+from shoal.log.appends import AppendOrigin
 from shoal.log.cleaner import ENTRY_BYTES
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
@@ -85,7 +85,7 @@ class CompactionAgainstDict(RuleBasedStateMachine):
             coordinator_epoch=1,
             timestamp_ms=self.now_ms,
         )
-        self.log.append(marker, now_ms=self.now_ms, leader_epoch=0, origin=Origin.COORDINATOR)
+        self.log.append(marker, now_ms=self.now_ms, leader_epoch=0, origin=AppendOrigin.COORDINATOR)
         if commit:
             self._note(done.base_offset, pairs)
         else:
@@ -115,7 +115,7 @@ class CompactionAgainstDict(RuleBasedStateMachine):
     def begin(self, keys: int) -> None:
         """A round with memory for only a few keys."""
         if self.steps is None:
-            self.steps = self.log.compaction(
+            self.steps = self.log.begin_compaction(
                 self.now_ms, high_watermark=self.end, memory_bytes=keys * ENTRY_BYTES
             )
 
@@ -190,7 +190,7 @@ class CompactionAgainstDict(RuleBasedStateMachine):
             assert r.offset > last
             last = r.offset
             if r.offset in self.aborted and r.key is not None:
-                hidden = self.log.aborted_transactions(r.offset, r.offset + 1)
+                hidden = self.log.find_aborted_transactions(r.offset, r.offset + 1)
                 assert self.aborted[r.offset] in [a.producer_id for a in hidden]
             if r.key is not None and r.offset in self.written:
                 assert self.written[r.offset] == (r.key, r.value)

@@ -74,7 +74,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule(value=st.binary(max_size=20), room=st.integers(0, 120))
     def append_to_a_full_disk(self, value: bytes, room: int) -> None:
-        self.storage.capacity_bytes = self.storage.used_bytes() + room
+        self.storage.capacity_bytes = self.storage.count_used_bytes() + room
         try:
             done = self.log.append(batch(value), now_ms=self.now_ms, leader_epoch=self.epoch)
         except AppendRefused as error:
@@ -132,7 +132,7 @@ class LogAgainstList(RuleBasedStateMachine):
         assert start >= self.start
         # From the oldest on, up to the first that stays: timestamps of records need not rise.
         for segment in self.log.segments[:-1][:1]:
-            assert segment.age_timestamp() >= self.now_ms - 10_000
+            assert segment.find_age_timestamp() >= self.now_ms - 10_000
         excess = self.log.size_bytes - 5_000
         assert len(self.log.segments) == 1 or excess < self.log.segments[0].size
         self._starts_at(start)
@@ -204,7 +204,7 @@ class LogAgainstList(RuleBasedStateMachine):
         assert len(found.data) <= max(max_bytes, max((len(b) for b in self._sizes()), default=0))
 
     def _sizes(self) -> list[bytes]:
-        return [data for _, _, data in self.log.batches(self.start, self.end)]
+        return [data for _, _, data in self.log.read_batches(self.start, self.end)]
 
     @rule(by=st.integers(1, 10))
     def read_outside(self, by: int) -> None:
@@ -224,7 +224,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule()
     def search_the_youngest(self) -> None:
-        found = find_since(self.log, self.log.max_timestamp())
+        found = find_since(self.log, self.log.find_max_timestamp())
         if self.twin and found is not None:
             youngest = max(w.timestamp_ms for w in self.twin)
             # The largest timestamp of a segment may be that of a record before the log start.
@@ -235,7 +235,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def epochs(self) -> None:
         for epoch in sorted({w.epoch for w in self.twin}):
             later = [w.offset for w in self.twin if w.epoch > epoch]
-            found = self.log.end_offset_for_epoch(epoch)
+            found = self.log.find_epoch_end_offset(epoch)
             assert found == (epoch, min(later, default=self.end))
 
 

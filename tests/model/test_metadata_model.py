@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal.metadata import alterations, controller, delta, topics
-from shoal.metadata.alterations import Alteration, Change, Operation
-from shoal.metadata.controller import Decision
-from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, ResourceType
+from shoal.metadata.alterations import AlterConfigOperation, ConfigAlteration, ConfigChange
+from shoal.metadata.controller import ControllerResult
+from shoal.metadata.image import BrokerEndpoint, BrokerImage, ConfigResourceType, MetadataImage
 from shoal.metadata.records import decode, encode
 from shoal.protocol.errors import ErrorCode
 
@@ -30,10 +30,12 @@ class Metadata(RuleBasedStateMachine):
         self.log: list[bytes] = []
         self.twin: dict[str, tuple[int, dict[str, str]]] = {}
         self.commit(controller.bootstrap())
-        broker = BrokerImage(1, UUID(int=1), -1, (Endpoint("PLAINTEXT", "h", 1),), {}, fenced=False)
+        broker = BrokerImage(
+            1, UUID(int=1), -1, (BrokerEndpoint("PLAINTEXT", "h", 1),), {}, fenced=False
+        )
         self.commit(controller.register_broker(self.image, broker, clean=True))
 
-    def commit(self, decision: Decision) -> delta.MetadataDelta:
+    def commit(self, decision: ControllerResult) -> delta.MetadataDelta:
         self.log += [encode(record) for record in decision.records]
         before = self.image
         self.image, change = delta.apply(
@@ -67,28 +69,40 @@ class Metadata(RuleBasedStateMachine):
 
     @rule(name=NAMES, partitions=st.integers(0, 8))
     def grow(self, name: str, partitions: int) -> None:
-        decision = topics.create_partitions(self.image, [topics.Growth(name, partitions)])
+        decision = topics.create_partitions(
+            self.image, [topics.CreatePartitionsTopic(name, partitions)]
+        )
         self.commit(decision)
         fine = name in self.twin and partitions > self.twin[name][0]
         assert (decision.response[0]["error_code"] is ErrorCode.none) == fine
         if fine:
             self.twin[name] = (partitions, self.twin[name][1])
 
-    @rule(name=NAMES, config=CONFIGS, operation=st.sampled_from(Operation), old=st.booleans())
+    @rule(
+        name=NAMES,
+        config=CONFIGS,
+        operation=st.sampled_from(AlterConfigOperation),
+        old=st.booleans(),
+    )
     def alter(self, name: str, config: tuple[str, str], operation: int, old: bool) -> None:
         key, value = config
-        operation = Operation.SET if old else operation
-        change = Change(key, None if operation == Operation.DELETE else value, operation)
+        operation = AlterConfigOperation.SET if old else operation
+        change = ConfigChange(
+            key, None if operation == AlterConfigOperation.DELETE else value, operation
+        )
         decision = alterations.alter_configs(
             self.image,
-            [Alteration(ResourceType.TOPIC, name, [change])],
+            [ConfigAlteration(ConfigResourceType.TOPIC, name, [change])],
             incremental=not old,
         )
         self.commit(decision)
         fine = decision.response[0]["error_code"] is ErrorCode.none
-        if name not in self.twin or operation in (Operation.APPEND, Operation.SUBTRACT):
+        if name not in self.twin or operation in (
+            AlterConfigOperation.APPEND,
+            AlterConfigOperation.SUBTRACT,
+        ):
             assert not fine
-        elif operation == Operation.DELETE:
+        elif operation == AlterConfigOperation.DELETE:
             assert fine
             self.twin[name][1].pop(key, None)
         else:
@@ -105,7 +119,7 @@ class Metadata(RuleBasedStateMachine):
         texts = {n: dict(t) for (kind, n), t in self.image.configs.items() if kind == 2}
         assert texts == {name: own for name, (_, own) in self.twin.items() if own}
         for name, (_, own) in self.twin.items():
-            in_force = self.image.topic_config(name)
+            in_force = self.image.resolve_topic_config(name)
             assert in_force["retention.ms"] == int(own.get("retention.ms", 604_800_000))
             assert in_force["segment.ms"] == int(own.get("segment.ms", 604_800_000))
 

@@ -1,4 +1,4 @@
-"""A snapshot of any image restores it, and `difference` lists all differences of two images.
+"""A snapshot of any image restores it, and `diff_images` lists all differences of two images.
 
 Records of every kind in `records.LAYOUTS` are drawn column by column. So these tests fail if the
 snapshot omits a kind or a column.
@@ -17,13 +17,13 @@ from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.metadata import delta
-from shoal.metadata.acls import acl_record
-from shoal.metadata.delegation_tokens import token_record
+from shoal.metadata.acls import build_acl_record
+from shoal.metadata.delegation_tokens import build_token_record
 from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from shoal.metadata.records import LAYOUTS, MetadataRecord, decode, encode
-from shoal.metadata.scram_credentials import scram_record
-from shoal.metadata.snapshot import records_of
-from shoal.protocol.schema import FIXED, Column, versions
+from shoal.metadata.scram_credentials import build_scram_record
+from shoal.metadata.snapshot import build_records
+from shoal.protocol.schema import FIXED, FieldSpec, parse_versions
 from shoal.security.acls import Acl, Operation, PatternType, Permission
 from shoal.security.acls import ResourceType as AclType
 from shoal.security.delegation_tokens import DelegationToken
@@ -36,14 +36,14 @@ NOT_IN_DELTAS = {"scope", "offset", "epoch", "next_producer_id"}
 _INTS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
-def values(column: Column) -> st.SearchStrategy[Any]:
+def values(column: FieldSpec) -> st.SearchStrategy[Any]:
     """Draw any value of a column's type."""
     kind = column.type
     if not isinstance(kind, str):
         return st.lists(st.fixed_dictionaries({c.name: values(c) for c in kind}), max_size=2)
     found: st.SearchStrategy[Any]
     if kind.startswith("[]"):
-        found = st.lists(values(Column(column.name, kind[2:])), max_size=3)
+        found = st.lists(values(FieldSpec(column.name, kind[2:])), max_size=3)
     elif kind in _INTS:
         bits = _INTS[kind]
         found = st.integers(-(1 << bits - 1), (1 << bits - 1) - 1)
@@ -57,7 +57,7 @@ def values(column: Column) -> st.SearchStrategy[Any]:
             "bytes": st.binary(max_size=3),
         }
         found = scalars[kind]
-    return st.none() | found if versions(column.nullable) else found
+    return st.none() | found if parse_versions(column.nullable) else found
 
 
 def drawn(draw: Any, kind: str, **given: Any) -> MetadataRecord:
@@ -165,7 +165,7 @@ def pairs(draw: Any) -> tuple[MetadataImage, MetadataImage]:
 
 def restored(image: MetadataImage, *, without: str = "") -> MetadataImage:
     """Return the image that its snapshot restores, optionally without the records of one kind."""
-    records = [decode(encode(r)) for r in records_of(image) if r.kind != without]
+    records = [decode(encode(r)) for r in build_records(image) if r.kind != without]
     return applied(
         MetadataImage(scope=image.scope), records, offset=image.offset, epoch=image.epoch
     )
@@ -183,8 +183,8 @@ def test_a_difference_leads_from_one_image_to_the_other(
     pair: tuple[MetadataImage, MetadataImage],
 ) -> None:
     before, after = pair
-    assert patched(before, after, delta.difference(before, after)) == after
-    assert patched(after, before, delta.difference(after, before)) == before
+    assert patched(before, after, delta.diff_images(before, after)) == after
+    assert patched(after, before, delta.diff_images(after, before)) == before
 
 
 def patched(
@@ -238,6 +238,7 @@ def full_image() -> MetadataImage:
                 "fenced": False,
                 "in_controlled_shutdown": True,
                 "log_dirs": [directory_id],
+                "cordoned_log_dirs": [directory_id],
             },
         ),
         MetadataRecord("TopicRecord", {"name": "t", "topic_id": topic_id}),
@@ -268,7 +269,7 @@ def full_image() -> MetadataImage:
             {"entity": [{"entity_type": "user", "entity_name": None}], "key": "k", "value": 1.0},
         ),
         MetadataRecord("ProducerIdsRecord", {"broker_id": 1, "next_producer_id": 1000}),
-        acl_record(
+        build_acl_record(
             UUID(int=3),
             Acl(
                 AclType.TOPIC,
@@ -280,8 +281,8 @@ def full_image() -> MetadataImage:
                 Permission.ALLOW,
             ),
         ),
-        scram_record("u", 2, ScramCredential(b"s", b"k", b"v", 4096)),
-        token_record(DelegationToken("id", "User:o", "User:r", ("User:w",), 1, 3, 2)),
+        build_scram_record("u", 2, ScramCredential(b"s", b"k", b"v", 4096)),
+        build_token_record(DelegationToken("id", "User:o", "User:r", ("User:w",), 1, 3, 2)),
     ]
     return applied(MetadataImage(), [decode(encode(r)) for r in records])
 
@@ -308,7 +309,7 @@ def test_every_kind_of_record_is_covered() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", sorted({r.kind for r in records_of(full_image())}))
+@pytest.mark.parametrize("kind", sorted({r.kind for r in build_records(full_image())}))
 def test_a_snapshot_without_one_kind_of_record_is_found_out(kind: str) -> None:
     image = full_image()
     if kind == "TopicRecord":  # Its partitions would name a missing topic.

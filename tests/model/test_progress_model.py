@@ -13,15 +13,15 @@ from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from shoal.client.progress import Progress
-from shoal.coordinator.group import individual_commit
-from shoal.coordinator.group.individual_commit import KeyRange
+from shoal.client.consume.progress import PartitionProgress
+from shoal.coordinator.group.offsets import individual_commit
+from shoal.coordinator.group.offsets.individual_commit import KeyRangeRequest
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from shoal.client.fetcher import Fetched
-    from shoal.client.progress import Commit
+    from shoal.client.consume.fetcher import FetchedBatches
+    from shoal.client.consume.progress import ProgressCommit
 
 MAX_RANGES = 3
 SETTINGS = GroupSettings(shoal_group_consumer_individual_commit_max_ranges=MAX_RANGES)
@@ -50,7 +50,7 @@ class Members(RuleBasedStateMachine):
     def begin(self, holes: set[int], start: int) -> None:
         self.holes = holes
         self.log_start = start
-        self.stored: individual_commit.Progress | None = None
+        self.stored: individual_commit.KeyRangeProgress | None = None
         self.finished: set[int] = set()
         self._start()
 
@@ -60,25 +60,25 @@ class Members(RuleBasedStateMachine):
         #: The member keeps this, even if a commit without individual ones replaces it.
         self.known_finished = self._committed()
         if stored is None:
-            self.member = Progress(self.log_start, committed=False)
+            self.member = PartitionProgress(self.log_start, committed=False)
             self.at = self.log_start
         else:
-            ranges = stored.finished.ranges()
-            self.member = Progress(stored.stable_offset, ranges, committed=True)
+            ranges = stored.finished.iter_ranges()
+            self.member = PartitionProgress(stored.stable_offset, ranges, committed=True)
             self.at = stored.stable_offset
         if self.at < self.log_start:
             self.member.jump(self.at, self.log_start)
             self.at = self.log_start
         self.in_flight: set[int] = set()
-        self.sent: list[Commit] = []
+        self.sent: list[ProgressCommit] = []
 
     @rule(count=st.integers(1, 8))
     def fetch(self, count: int) -> None:
-        if self.at >= LOG_END or not self.member.takes(self.at, MAX_RANGES):
+        if self.at >= LOG_END or not self.member.should_fetch(self.at, MAX_RANGES):
             return
         end = min(LOG_END, self.at + count)
         rows = [Row(o) for o in range(self.at, end) if o not in self.holes]
-        fetched = cast("Fetched", Batch(self.at, end, rows))
+        fetched = cast("FetchedBatches", Batch(self.at, end, rows))
         delivered = [record.offset for record in self.member.deliver(fetched)]
         known = self.known_finished
         assert delivered == [row.offset for row in rows if row.offset not in known]
@@ -88,7 +88,9 @@ class Members(RuleBasedStateMachine):
     def _committed(self) -> set[int]:
         if self.stored is None:
             return set()
-        done = {o for first, last in self.stored.finished.ranges() for o in range(first, last + 1)}
+        done = {
+            o for first, last in self.stored.finished.iter_ranges() for o in range(first, last + 1)
+        }
         return done | set(range(self.stored.stable_offset))
 
     @precondition(lambda self: self.in_flight)
@@ -103,34 +105,36 @@ class Members(RuleBasedStateMachine):
     def commit(self, reaches: bool, answered: bool, individually: bool) -> None:
         member = self.member
         if individually:
-            commit = member.to_commit(MAX_RANGES)
+            commit = member.collect_commit(MAX_RANGES)
         else:
             member.forget_commits()
-            commit = member.to_commit_plainly()
+            commit = member.collect_plain_commit()
         if commit is None or not reaches:
             return
         self._store(commit)
         if answered:
             assert self.stored is not None
-            member.committed(commit, self.stored.stable_offset)
+            member.on_committed(commit, self.stored.stable_offset)
         if not individually:
             member.forget_commits()
 
-    def _store(self, commit: Commit) -> None:
+    def _store(self, commit: ProgressCommit) -> None:
         """The coordinator stores a commit; it refuses none."""
         if commit.plain:
-            self.stored = individual_commit.Progress(commit.position)
+            self.stored = individual_commit.KeyRangeProgress(commit.position)
             return
-        (fields,) = commit.fields()["key_ranges"]
-        ((_, _, checked),) = individual_commit.checked([KeyRange(**fields)], SETTINGS)
-        self.stored = individual_commit.advanced(self.stored, checked, 1, SETTINGS)
+        (fields,) = commit.to_fields()["key_ranges"]
+        ((_, _, checked),) = individual_commit.validate_commits(
+            [KeyRangeRequest(**fields)], SETTINGS
+        )
+        self.stored = individual_commit.advance_progress(self.stored, checked, 1, SETTINGS)
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), end=st.sampled_from(["commit", "abort", "death"]))
     def transact(self, data: st.DataObject, end: str) -> None:
         """A transaction finishes records, unless it aborts. The member may die at its end."""
         some = data.draw(st.sets(st.sampled_from(sorted(self.in_flight)), min_size=1))
-        commit = self.member.commit_of(some)
+        commit = self.member.make_commit(some)
         if end == "abort":
             return
         try:
@@ -142,7 +146,7 @@ class Members(RuleBasedStateMachine):
             self._start()
             return
         self.in_flight -= some
-        self.member.committed_in_transaction(commit)
+        self.member.on_transaction_committed(commit)
 
     @rule()
     def die(self) -> None:
@@ -170,13 +174,13 @@ class Members(RuleBasedStateMachine):
                 self.finished.add(offset)
                 self.member.finish(offset, offset)
             self.in_flight.clear()
-            commit = self.member.to_commit(MAX_RANGES)
+            commit = self.member.collect_commit(MAX_RANGES)
             if commit is not None:
                 self._store(commit)
                 assert self.stored is not None
-                self.member.committed(commit, self.stored.stable_offset)
-        assert self.stored == individual_commit.Progress(LOG_END)
-        assert self.member.to_commit(MAX_RANGES) is None
+                self.member.on_committed(commit, self.stored.stable_offset)
+        assert self.stored == individual_commit.KeyRangeProgress(LOG_END)
+        assert self.member.collect_commit(MAX_RANGES) is None
         everything = set(range(self.log_start, LOG_END)) - self.holes
         assert everything <= self.finished
 
@@ -189,82 +193,82 @@ TestMembers = Members.TestCase
 
 def test_an_earlier_start_replaces_the_commit() -> None:
     """The log was truncated below the position: what is committed must not skip new records."""
-    member = Progress(20, [(25, 29)], committed=True)
+    member = PartitionProgress(20, [(25, 29)], committed=True)
     member.jump(30, 4)
-    commit = member.to_commit(MAX_RANGES)
+    commit = member.collect_commit(MAX_RANGES)
     assert commit is not None
-    assert (commit.position, commit.plain, commit.fields()) == (4, True, {})
-    member.committed(commit, 4)
-    assert member.to_commit(MAX_RANGES) is None
+    assert (commit.position, commit.plain, commit.to_fields()) == (4, True, {})
+    member.on_committed(commit, 4)
+    assert member.collect_commit(MAX_RANGES) is None
     member.finish(6, 6)
-    assert member.to_commit(MAX_RANGES) == (4, ((6, 6),), False)
+    assert member.collect_commit(MAX_RANGES) == (4, ((6, 6),), False)
 
 
 def test_a_transaction_is_not_committed_again() -> None:
-    member = Progress(0, committed=True)
-    commits = [member.commit_of([7, 0]), member.commit_of([5, 1])]
+    member = PartitionProgress(0, committed=True)
+    commits = [member.make_commit([7, 0]), member.make_commit([5, 1])]
     assert commits == [(1, ((7, 7),), False), (0, ((1, 1), (5, 5)), False)]
-    assert member.to_commit(MAX_RANGES) is None
+    assert member.collect_commit(MAX_RANGES) is None
     for commit in commits:
-        member.committed_in_transaction(commit)
+        member.on_transaction_committed(commit)
     assert (member.position, member.ranges) == (2, 2)
-    assert member.to_commit(MAX_RANGES) is None
+    assert member.collect_commit(MAX_RANGES) is None
     member.finish(2, 2)
-    assert member.to_commit(MAX_RANGES) == (3, (), False)
+    assert member.collect_commit(MAX_RANGES) == (3, (), False)
     with pytest.raises(ValueError, match="offset 5 is finished already"):
-        member.commit_of([4, 5])
+        member.make_commit([4, 5])
 
 
 def test_only_changes_are_committed_again() -> None:
-    member = Progress(0, committed=True)
+    member = PartitionProgress(0, committed=True)
     for first in range(1, 40, 2):
         member.finish(first, first)
-    commit = member.to_commit(100)
+    commit = member.collect_commit(100)
     assert commit is not None
     assert len(commit.ranges) == 20
-    member.committed(commit, 0)
+    member.on_committed(commit, 0)
     member.finish(10, 10)
-    assert member.to_commit(100) == (0, ((9, 11),), False)
+    assert member.collect_commit(100) == (0, ((9, 11),), False)
     member.forget_commits()
-    commit = member.to_commit(100)
+    commit = member.collect_commit(100)
     assert commit is not None
     assert len(commit.ranges) == 19
 
 
 def test_a_lower_limit_divides_a_commit() -> None:
     """A request never has more ranges than the limit, even if the coordinator has more."""
-    member = Progress(0, [(o, o) for o in range(1, 20, 4)], committed=True)
+    member = PartitionProgress(0, [(o, o) for o in range(1, 20, 4)], committed=True)
     for first in range(2, 20, 4):
         member.finish(first, first)
-    commit = member.to_commit(2)
+    commit = member.collect_commit(2)
     assert commit is not None
     assert commit.ranges == ((1, 2), (5, 6))
-    member.committed(commit, 0)
-    assert member.to_commit(2) == (0, ((9, 10), (13, 14)), False)
+    member.on_committed(commit, 0)
+    assert member.collect_commit(2) == (0, ((9, 10), (13, 14)), False)
 
 
 def test_a_lost_answer_counts_against_the_limit() -> None:
     """The coordinator may have stored what was not answered, so lower ranges wait."""
-    member = Progress(0, committed=True)
+    member = PartitionProgress(0, committed=True)
     for offset in (5, 7, 9):
         member.finish(offset, offset)
     sent = (0, ((5, 5), (7, 7), (9, 9)), False)
-    assert member.to_commit(3) == sent
+    assert member.collect_commit(3) == sent
     for offset in (1, 3):
         member.finish(offset, offset)
-    assert member.to_commit(3) == sent
+    assert member.collect_commit(3) == sent
     member.forget_commits()
-    commit = member.to_commit(3)
+    commit = member.collect_commit(3)
     assert commit is not None
     assert commit.ranges == sent[1]
-    member.committed(commit, 0)
-    assert member.to_commit(3) is None
+    member.on_committed(commit, 0)
+    assert member.collect_commit(3) is None
     member.finish(6, 6)
-    assert member.to_commit(3) == (0, ((1, 1), (5, 7)), False)
+    assert member.collect_commit(3) == (0, ((1, 1), (5, 7)), False)
 
 
 def test_a_restart_at_the_limit_fetches_what_is_unfinished() -> None:
-    member = Progress(1, [(2, 2), (4, 4), (19, 19)], committed=True)
-    assert [member.takes(at, 3) for at in (1, 3, 19, 20)] == [True, True, True, False]
+    member = PartitionProgress(1, [(2, 2), (4, 4), (19, 19)], committed=True)
+    assert [member.should_fetch(at, 3) for at in (1, 3, 19, 20)] == [True, True, True, False]
     member.finish(1, 1)
-    assert member.takes(20, 3)
+    assert member.should_fetch(20, 3)

@@ -20,11 +20,11 @@ from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.records import build_batch
 from shoal.replication.partition import Partition
 from shoal.server.network.fetch_sessions import FetchSessions
-from shoal.server.replication.replica_fetch import FetchPorts, ReplicaFetchRequest
+from shoal.server.replication.replica_fetch import FetchPorts, FollowerFetch
 
 COUNT = 4
 INDEXES = st.integers(0, COUNT - 1)
@@ -88,7 +88,7 @@ class Time:
 class NoFollowers:
     """No follower has yet to fetch a partition."""
 
-    def awaits_fetch(self, replica_id: int, now_ms: int) -> bool:
+    def is_fetch_awaited(self, replica_id: int, now_ms: int) -> bool:
         return False
 
 
@@ -97,16 +97,16 @@ class Unthrottled:
 
     active = False
 
-    def throttles(self, partition: Partition) -> bool:
+    def is_throttled(self, partition: Partition) -> bool:
         return False
 
-    def available_bytes(self, now_ms: int) -> int:
+    def get_available_bytes(self, now_ms: int) -> int:
         raise AssertionError("nothing is throttled")
 
     def record(self, size_bytes: int, now_ms: int) -> None:
         raise AssertionError("nothing is throttled")
 
-    def wait_ms(self, now_ms: int) -> int:
+    def get_wait_ms(self, now_ms: int) -> int:
         raise AssertionError("nothing is throttled")
 
 
@@ -123,7 +123,7 @@ class Leader:
         self.ports = FetchPorts(Time(self), self, NoFollowers(), Unthrottled())
         self.session_id, self.epoch = 0, 0
         self.positions: dict[int, tuple[int, int]] = {}
-        self.parked: ReplicaFetchRequest | None = None
+        self.parked: FollowerFetch | None = None
 
     def find(self, name: str, topic_id: UUID | None, index: int) -> Partition:
         return self.partitions[index]
@@ -178,7 +178,7 @@ class Leader:
         session, incremental, cursors = self.sessions.begin(
             body, 17, self.now_ms, follower=self.knows_quiet
         )
-        fetch = ReplicaFetchRequest(self.ports, body, FOLLOWER, session, incremental, cursors)
+        fetch = FollowerFetch(self.ports, body, FOLLOWER, session, incremental, cursors)
         found = fetch.begin()
         self.parked = fetch if found is None else None
         return self._answered(found)
@@ -238,7 +238,7 @@ class QuietPartitions(RuleBasedStateMachine):
         assert rows_of(first) == rows_of(second)
         for index, row in rows_of(first).items():
             if row[0] is ErrorCode.none:
-                for _, header in headers(row[3]):
+                for _, header in iter_headers(row[3]):
                     self.offsets[index] = header.next_offset
         return first
 

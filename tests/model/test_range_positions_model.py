@@ -10,9 +10,15 @@ from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from shoal.client.cluster import TopicPartition
-from shoal.client.fetcher import Fetched
-from shoal.client.range_positions import WHOLE, Cursor, Range, RangePositions, commit_fields
+from shoal.client.consume.fetcher import FetchedBatches
+from shoal.client.consume.range_positions import (
+    WHOLE,
+    Range,
+    RangeCursor,
+    RangePositions,
+    make_commit_fields,
+)
+from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import key_range_map
 from shoal.record.key_ranges import KeyRanges
@@ -27,13 +33,13 @@ cells = st.sets(st.integers(0, CELLS - 1))
 
 def ranges_of(some: set[int]) -> list[Range]:
     found = [(n * WIDTH, (n + 1) * WIDTH - 1, 0) for n in sorted(some)]
-    return [(first, last) for first, last, _ in key_range_map.joined(found)]
+    return [(first, last) for first, last, _ in key_range_map.join_ranges(found)]
 
 
-def fetched(cursor: Cursor, size: int) -> Fetched:
+def fetched(cursor: RangeCursor, size: int) -> FetchedBatches:
     """What a fetch returns: `size` offsets of the log, or less at its end."""
     end = min(cursor.position + size, END)
-    return Fetched("t", 0, cursor.position, None, end, END, END, 0, b"")
+    return FetchedBatches("t", 0, cursor.position, None, end, END, END, 0, b"")
 
 
 class Positions(RuleBasedStateMachine):
@@ -62,14 +68,14 @@ class Positions(RuleBasedStateMachine):
     @precondition(lambda self: self.next)
     @rule(size=st.integers(1, 40))
     def fetch(self, size: int) -> None:
-        (cursor,) = self.positions.cursors()
+        (cursor,) = self.positions.make_cursors()
         found = cursor.cut(fetched(cursor, size))
         last = END if found.last is None else found.last
         offsets = range(cursor.position, min(found.next_offset, last + 1))
         ranges = KeyRanges(WHOLE) if cursor.key_ranges is None else cursor.key_ranges
         got = False
         for cell in range(CELLS):
-            if ranges.contains(cell * WIDTH):
+            if ranges.has_hash(cell * WIDTH):
                 assert self.next[cell] == cursor.position
                 self.next[cell] += len(offsets)
                 got = got or bool(offsets)
@@ -77,15 +83,15 @@ class Positions(RuleBasedStateMachine):
 
     @rule(lost=st.booleans())
     def commit(self, lost: bool = False) -> None:
-        for where, pieces in self.positions.to_commit().items():
+        for where, pieces in self.positions.collect_uncommitted().items():
             assert where == WHERE
             for first, last, at in pieces:
                 for cell in range(first // WIDTH, last // WIDTH + 1):
                     self.committed[cell] = at
             if not lost:
-                self.positions.committed(where, pieces)
-                assert self.positions.to_commit() == {}
-            fields = commit_fields(pieces).get("key_ranges", [])
+                self.positions.on_committed(where, pieces)
+                assert self.positions.collect_uncommitted() == {}
+            fields = make_commit_fields(pieces).get("key_ranges", [])
             assert bool(fields) == (pieces[0][:2] != WHOLE[0])
 
     @precondition(lambda self: self.next)
@@ -104,7 +110,7 @@ class Positions(RuleBasedStateMachine):
         lowest = {WHERE: min(self.next.values())} if self.next else {}
         assert self.positions.lowest == lowest
         assert bool(self.positions) == bool(self.next)
-        assert self.positions.take_turns == (len(set(self.next.values())) > 1)
+        assert self.positions.has_different_positions == (len(set(self.next.values())) > 1)
 
     @rule()
     def read_to_the_end(self) -> None:
@@ -112,7 +118,7 @@ class Positions(RuleBasedStateMachine):
         for _ in range(4 * CELLS):
             if self.next:
                 self.fetch(END)
-        assert not self.positions.take_turns
+        assert not self.positions.has_different_positions
         assert set(self.next.values()) <= {END}
 
 
@@ -130,15 +136,15 @@ def test_ranges_at_different_positions_take_turns() -> None:
     positions.start(WHERE, [(*second[0], 50)], committed=True)
     seen = []
     for _ in range(4):
-        (cursor,) = positions.cursors()
+        (cursor,) = positions.make_cursors()
         seen.append((cursor.position, cursor.end))
         found = cursor.cut(fetched(cursor, 5))
         positions.advance(cursor, found.next_offset, delivered=True)
     assert seen == [(10, 50), (50, None), (15, 55), (55, None)]
-    (cursor,) = positions.cursors()
+    (cursor,) = positions.make_cursors()
     positions.advance(cursor, cursor.cut(fetched(cursor, 60)).next_offset, delivered=True)
-    assert not positions.take_turns
-    (cursor,) = positions.cursors()
+    assert not positions.has_different_positions
+    (cursor,) = positions.make_cursors()
     assert (cursor.position, cursor.key_ranges) == (60, None)
 
 
@@ -150,15 +156,15 @@ def test_in_order_the_lowest_position_is_read_first() -> None:
     positions.start(WHERE, [(*second[0], 20)], committed=True)
     seen = []
     for _ in range(3):
-        (cursor,) = positions.cursors()
+        (cursor,) = positions.make_cursors()
         seen.append((cursor.position, cursor.end))
         found = cursor.cut(fetched(cursor, 6))
         got = cursor.position > 10
         positions.advance(cursor, found.next_offset, delivered=got, first=17 if got else -1)
-        assert positions.first_offset(WHERE) == (17 if got else -1)
+        assert positions.get_first_offset(WHERE) == (17 if got else -1)
     assert seen == [(10, 20), (16, 20), (20, None)]
-    positions.committed(WHERE, positions.to_commit()[WHERE])
-    assert positions.first_offset(WHERE) == -1
+    positions.on_committed(WHERE, positions.collect_uncommitted()[WHERE])
+    assert positions.get_first_offset(WHERE) == -1
 
 
 def test_the_first_offset_of_a_transaction() -> None:
@@ -167,14 +173,14 @@ def test_the_first_offset_of_a_transaction() -> None:
     half = ranges_of({0, 1, 2, 3})[0]
     positions.start(WHERE, [(*half, 10)], committed=True)
     for first in (12, 18):
-        (cursor,) = positions.cursors()
+        (cursor,) = positions.make_cursors()
         positions.advance(cursor, cursor.position + 8, delivered=True, first=first)
-        assert positions.first_offset(WHERE) == 12
+        assert positions.get_first_offset(WHERE) == 12
     positions.rewind_all()
-    assert positions.first_offset(WHERE) == -1
+    assert positions.get_first_offset(WHERE) == -1
     # What has no record of the member is not read again, and may be committed.
     assert positions.lowest == {WHERE: 12}
-    assert positions.to_commit(passed=True) == {WHERE: ((*half, 12),)}
+    assert positions.collect_uncommitted(passed=True) == {WHERE: ((*half, 12),)}
 
 
 def test_a_rewind_in_order_of_ranges_at_different_positions() -> None:
@@ -183,14 +189,14 @@ def test_a_rewind_in_order_of_ranges_at_different_positions() -> None:
     first, second = ranges_of({0, 1, 2, 3}), ranges_of({4, 5, 6, 7})
     positions.start(WHERE, [(*first[0], 10)], committed=True)
     positions.start(WHERE, [(*second[0], 20)], committed=True)
-    (cursor,) = positions.cursors()
+    (cursor,) = positions.make_cursors()
     positions.advance(cursor, 18, delivered=True, first=13)
     positions.rewind_all()
-    assert positions.pieces[WHERE] == ((*first[0], 13), (*second[0], 20))
-    (cursor,) = positions.cursors()
+    assert positions.by_partition[WHERE] == ((*first[0], 13), (*second[0], 20))
+    (cursor,) = positions.make_cursors()
     positions.advance(cursor, 20, delivered=False)
     positions.rewind_all()
-    assert positions.pieces[WHERE] == ((0, KEY_HASH_MAX, 20),)
+    assert positions.by_partition[WHERE] == ((0, KEY_HASH_MAX, 20),)
 
 
 def test_ranges_that_are_behind_stop_at_the_next_ones() -> None:
@@ -199,11 +205,11 @@ def test_ranges_that_are_behind_stop_at_the_next_ones() -> None:
     first, second = ranges_of({0, 1, 2, 3}), ranges_of({4, 5, 6, 7})
     positions.start(WHERE, [(*first[0], 10)], committed=True)
     positions.start(WHERE, [(*second[0], 50)], committed=True)
-    (cursor,) = positions.cursors()
+    (cursor,) = positions.make_cursors()
     found = cursor.cut(fetched(cursor, 45))
     assert (cursor.end, found.last, found.next_offset) == (50, 49, 50)
     positions.advance(cursor, found.next_offset, delivered=True)
-    assert positions.cursors() == [Cursor(WHERE, 50, None, None)]
+    assert positions.make_cursors() == [RangeCursor(WHERE, 50, None, None)]
 
 
 def test_passed_positions_are_committed_alone() -> None:
@@ -211,14 +217,14 @@ def test_passed_positions_are_committed_alone() -> None:
     positions = RangePositions()
     half = ranges_of({0, 1, 2, 3})[0]
     positions.start(WHERE, [(*half, 10)], committed=True)
-    assert positions.to_commit(passed=True) == {}
-    (cursor,) = positions.cursors()
+    assert positions.collect_uncommitted(passed=True) == {}
+    (cursor,) = positions.make_cursors()
     positions.advance(cursor, 20, delivered=False)
-    assert positions.to_commit(passed=True) == {WHERE: ((*half, 20),)}
-    (cursor,) = positions.cursors()
+    assert positions.collect_uncommitted(passed=True) == {WHERE: ((*half, 20),)}
+    (cursor,) = positions.make_cursors()
     positions.advance(cursor, 30, delivered=True)
-    assert positions.to_commit(passed=True) == {}
-    assert positions.to_commit() == {WHERE: ((*half, 30),)}
+    assert positions.collect_uncommitted(passed=True) == {}
+    assert positions.collect_uncommitted() == {WHERE: ((*half, 30),)}
 
 
 def test_a_whole_partition_is_read_from_its_lowest_position() -> None:
@@ -230,4 +236,4 @@ def test_a_whole_partition_is_read_from_its_lowest_position() -> None:
     positions.start(WHERE, [(*second[0], 50)], committed=True)
     assert positions.collapse(WHERE)
     assert not positions.collapse(WHERE)
-    assert positions.cursors() == [Cursor(WHERE, 10, None, None)]
+    assert positions.make_cursors() == [RangeCursor(WHERE, 10, None, None)]

@@ -15,17 +15,17 @@ from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from shoal.client.cluster import TopicPartition
-from shoal.client.fetcher import Fetched
-from shoal.client.range_positions import WHOLE, Range, RangePositions
-from shoal.client.range_progress import Commit, RangeProgress, fields
-from shoal.client.shared_partitions import divided
-from shoal.coordinator.group import individual_commit
-from shoal.coordinator.group.individual_commit import KeyRange, Pieces
+from shoal.client.consume.fetcher import FetchedBatches
+from shoal.client.consume.range_positions import WHOLE, Range, RangePositions
+from shoal.client.consume.range_progress import KeyRangeCommit, RangeProgress, make_progress_fields
+from shoal.client.consume.shared_partitions import divide
+from shoal.client.net.cluster import TopicPartition
+from shoal.coordinator.group.offsets import individual_commit
+from shoal.coordinator.group.offsets.individual_commit import KeyRangePositions, KeyRangeRequest
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import key_range_map
-from shoal.record.key_hash import record_hash
+from shoal.record.key_hash import hash_record
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ class Row(NamedTuple):
 
     @property
     def cell(self) -> int:
-        return record_hash(self.key, self.offset) // WIDTH
+        return hash_record(self.key, self.offset) // WIDTH
 
 
 def ranges_of(some: set[int]) -> list[Range]:
     found = [(n * WIDTH, (n + 1) * WIDTH - 1, 0) for n in sorted(some)]
-    return [(first, last) for first, last, _ in key_range_map.joined(found)]
+    return [(first, last) for first, last, _ in key_range_map.join_ranges(found)]
 
 
 class Member:
@@ -66,15 +66,15 @@ class Member:
         self.owned: set[int] = set()
         self.in_flight: dict[int, Row] = {}
 
-    def start(self, added: set[int], stored: Pieces | None) -> None:
+    def start(self, added: set[int], stored: KeyRangePositions | None) -> None:
         for first, last in ranges_of(added):
-            for low, high, progress in key_range_map.within(stored or (), first, last):
+            for low, high, progress in key_range_map.clip_to_range(stored or (), first, last):
                 if progress.stable_offset < 0:
                     continue
                 self.positions.start(WHERE, [(low, high, progress.stable_offset)], committed=True)
-                self.progress.start(WHERE, low, high, progress.finished.ranges())
+                self.progress.start(WHERE, low, high, progress.finished.iter_ranges())
             known = [(a, b) for a, b, p in stored or () if p.stable_offset >= 0]
-            for low, high in key_range_map.minus([(first, last)], known):
+            for low, high in key_range_map.subtract([(first, last)], known):
                 self.positions.start(WHERE, [(low, high, 0)], committed=False)
                 self.progress.start(WHERE, low, high, ())
         self.owned |= added
@@ -86,11 +86,11 @@ class Member:
         self.progress.keep(wanted)
         self.in_flight = {o: row for o, row in self.in_flight.items() if row.cell in kept}
 
-    def to_commit(self, apart: set[int]) -> tuple[Commit, ...] | None:
-        pieces = self.positions.pieces.get(WHERE)
+    def to_commit(self, apart: set[int]) -> tuple[KeyRangeCommit, ...] | None:
+        pieces = self.positions.by_partition.get(WHERE)
         if pieces is None:
             return None
-        return self.progress.to_commit(WHERE, divided(pieces, ranges_of(apart)), 1_000)
+        return self.progress.collect_commits(WHERE, divide(pieces, ranges_of(apart)), 1_000)
 
 
 class Members(RuleBasedStateMachine):
@@ -101,7 +101,7 @@ class Members(RuleBasedStateMachine):
     def begin(self, keys: list[bytes | None], holes: set[int]) -> None:
         rows = [Row(o, key) for o, key in enumerate(keys) if o not in holes]
         self.log = {row.offset: row for row in rows}
-        self.stored: Pieces | None = None
+        self.stored: KeyRangePositions | None = None
         self.finished: set[int] = set()
         #: Finished, but the commit may not have reached the coordinator.
         self.uncertain: set[int] = set()
@@ -122,16 +122,16 @@ class Members(RuleBasedStateMachine):
     @rule(n=st.integers(0, 1), size=st.integers(1, 25))
     def fetch(self, n: int, size: int) -> None:
         member = self.members[n]
-        for cursor in member.positions.cursors():
+        for cursor in member.positions.make_cursors():
             end = min(cursor.position + size, LOG_END)
-            whole = Fetched("t", 0, cursor.position, None, end, LOG_END, LOG_END, 0, b"")
+            whole = FetchedBatches("t", 0, cursor.position, None, end, LOG_END, LOG_END, 0, b"")
             fetched = cursor.cut(whole)
             last = fetched.next_offset if fetched.last is None else fetched.last + 1
             ranges = cursor.key_ranges or KeyRanges(WHOLE)
             rows = [
                 row
                 for o in range(cursor.position, last)
-                if (row := self.log.get(o)) is not None and ranges.holds(row.key, o)
+                if (row := self.log.get(o)) is not None and ranges.has_record(row.key, o)
             ]
             got = cast("list[Row]", member.progress.deliver(WHERE, cast("list[Record]", rows)))
             for row in got:
@@ -142,7 +142,7 @@ class Members(RuleBasedStateMachine):
                 self.uncertain.discard(row.offset)
                 member.in_flight[row.offset] = row
             member.positions.advance(cursor, fetched.next_offset, delivered=bool(got))
-            member.progress.read_to(WHERE, member.positions.lowest[WHERE])
+            member.progress.forget_below(WHERE, member.positions.lowest[WHERE])
 
     @rule(n=st.integers(0, 1), data=st.data(), most=st.integers(1, 6))
     def finish(self, n: int, data: st.DataObject, most: int) -> None:
@@ -162,13 +162,16 @@ class Members(RuleBasedStateMachine):
         commits = member.to_commit(apart)
         if commits is None or not reaches:
             return
-        asked = [KeyRange(**one) for one in fields(commits, individually=True)["key_ranges"]]
-        checked = individual_commit.checked(asked, SETTINGS)
-        self.stored = individual_commit.committed(self.stored, checked, 1, SETTINGS)
+        asked = [
+            KeyRangeRequest(**one)
+            for one in make_progress_fields(commits, individually=True)["key_ranges"]
+        ]
+        checked = individual_commit.validate_commits(asked, SETTINGS)
+        self.stored = individual_commit.apply_commits(self.stored, checked, 1, SETTINGS)
         done = {o for o in self.finished if self.log[o].cell in member.owned}
         assert done - self.uncertain <= self._stored()
         if answered:
-            member.progress.committed(WHERE, commits)
+            member.progress.on_committed(WHERE, commits)
             assert member.to_commit(apart) is None
 
     @rule(n=st.integers(0, 1))
@@ -186,7 +189,7 @@ class Members(RuleBasedStateMachine):
         reads it from its lowest position. Nothing is delivered twice."""
         self.move(n, set(range(CELLS)), True)
         member = self.members[n]
-        before = member.positions.pieces[WHERE]
+        before = member.positions.by_partition[WHERE]
         if member.positions.collapse(WHERE):
             member.progress.reread(WHERE, before, member.positions.lowest[WHERE])
 
@@ -194,9 +197,9 @@ class Members(RuleBasedStateMachine):
         """The records that are finished according to the coordinator."""
         found = set()
         for first, last, progress in self.stored or ():
-            done = {o for a, b in progress.finished.ranges() for o in range(a, b + 1)}
+            done = {o for a, b in progress.finished.iter_ranges() for o in range(a, b + 1)}
             for row in self.log.values():
-                if first <= record_hash(row.key, row.offset) <= last:
+                if first <= hash_record(row.key, row.offset) <= last:
                     if row.offset < progress.stable_offset or row.offset in done:
                         found.add(row.offset)
         return found
@@ -220,7 +223,9 @@ class Members(RuleBasedStateMachine):
                 member.progress.finish(WHERE, offset)
         self._commit(member, apart=set(), reaches=True, answered=True)
         assert self.finished == self.log.keys()
-        assert self.stored == individual_commit.whole(individual_commit.Progress(LOG_END))
+        assert self.stored == individual_commit.make_single_range(
+            individual_commit.KeyRangeProgress(LOG_END)
+        )
 
 
 Members.TestCase.settings = settings(
@@ -245,12 +250,16 @@ def test_only_gaps_are_named() -> None:
     later = cast("list[Record]", [Row(o, b"a") for o in (10, 20, 30)])
     progress.deliver(WHERE, later)
     piece = (*WHOLE[0], 40)
-    assert progress.to_commit(WHERE, [piece], 10) == (Commit(*WHOLE[0], 0),)
+    assert progress.collect_commits(WHERE, [piece], 10) == (KeyRangeCommit(*WHOLE[0], 0),)
     progress.finish(WHERE, 20)
-    assert progress.to_commit(WHERE, [piece], 10) == (Commit(*WHOLE[0], 0, ((11, 29),)),)
+    assert progress.collect_commits(WHERE, [piece], 10) == (
+        KeyRangeCommit(*WHOLE[0], 0, ((11, 29),)),
+    )
     progress.finish(WHERE, 0)
     progress.finish(WHERE, 1)
-    assert progress.to_commit(WHERE, [piece], 10) == (Commit(*WHOLE[0], 2, ((11, 29),)),)
+    assert progress.collect_commits(WHERE, [piece], 10) == (
+        KeyRangeCommit(*WHOLE[0], 2, ((11, 29),)),
+    )
 
 
 def test_the_limit_of_ranges() -> None:
@@ -258,12 +267,14 @@ def test_the_limit_of_ranges() -> None:
     progress = progress_of([b"a"] * 9)
     piece = (*WHOLE[0], 9)
     for offset in (1, 3, 5):
-        assert progress.takes(WHERE, 9, 3)
+        assert progress.should_fetch(WHERE, 9, 3)
         progress.finish(WHERE, offset)
-    assert not progress.takes(WHERE, 9, 3)
-    assert progress.to_commit(WHERE, [piece], 2) == (Commit(*WHOLE[0], 0, ((1, 1), (3, 3))),)
+    assert not progress.should_fetch(WHERE, 9, 3)
+    assert progress.collect_commits(WHERE, [piece], 2) == (
+        KeyRangeCommit(*WHOLE[0], 0, ((1, 1), (3, 3))),
+    )
     progress.finish(WHERE, 2)
-    assert progress.takes(WHERE, 9, 3)
+    assert progress.should_fetch(WHERE, 9, 3)
 
 
 def test_ranges_that_are_read_again_commit_what_they_were_read_to() -> None:
@@ -279,14 +290,18 @@ def test_ranges_that_are_read_again_commit_what_they_were_read_to() -> None:
     progress.finish(WHERE, 0)
     progress.finish(WHERE, 2)
     progress.reread(WHERE, [(*first, 0), (*cell, 4), (*rest, 0)], 0)
-    left = (Commit(*first, 0), Commit(*cell, 1, ((2, 2),)), Commit(*rest, 0))
-    assert progress.to_commit(WHERE, [(*WHOLE[0], 0)], 10) == left
+    left = (
+        KeyRangeCommit(*first, 0),
+        KeyRangeCommit(*cell, 1, ((2, 2),)),
+        KeyRangeCommit(*rest, 0),
+    )
+    assert progress.collect_commits(WHERE, [(*WHOLE[0], 0)], 10) == left
     progress.finish(WHERE, 1)
-    progress.read_to(WHERE, 3)
-    left = (Commit(*first, 3), Commit(*cell, 3), Commit(*rest, 3))
-    assert progress.to_commit(WHERE, [(*WHOLE[0], 3)], 10) == left
-    progress.read_to(WHERE, 4)
-    assert progress.to_commit(WHERE, [(*WHOLE[0], 4)], 10) == (Commit(*WHOLE[0], 3),)
+    progress.forget_below(WHERE, 3)
+    left = (KeyRangeCommit(*first, 3), KeyRangeCommit(*cell, 3), KeyRangeCommit(*rest, 3))
+    assert progress.collect_commits(WHERE, [(*WHOLE[0], 3)], 10) == left
+    progress.forget_below(WHERE, 4)
+    assert progress.collect_commits(WHERE, [(*WHOLE[0], 4)], 10) == (KeyRangeCommit(*WHOLE[0], 3),)
 
 
 @pytest.mark.parametrize("position", [4, 8])
@@ -298,8 +313,10 @@ def test_a_truncated_log_is_read_again(position: int) -> None:
 
 
 def test_a_coordinator_without_individual_commits_gets_positions() -> None:
-    commits = (Commit(0, 9, 4, ((6, 7),)),)
-    assert fields(commits, individually=False) == {
+    commits = (KeyRangeCommit(0, 9, 4, ((6, 7),)),)
+    assert make_progress_fields(commits, individually=False) == {
         "key_ranges": [{"first_hash": 0, "last_hash": 9, "position": 4, "finished": b""}]
     }
-    assert fields((Commit(*WHOLE[0], 4, ((6, 7),)),), individually=False) == {}
+    assert (
+        make_progress_fields((KeyRangeCommit(*WHOLE[0], 4, ((6, 7),)),), individually=False) == {}
+    )

@@ -17,11 +17,11 @@ from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetchResult
 from shoal.replication.replica_fetcher import (
     BACKOFF_MAX_MS,
     BACKOFF_MS,
-    FetchResponse,
+    FetchSessionResponse,
     Key,
     ReplicaFetcher,
 )
@@ -41,10 +41,10 @@ class Held:
     def active(self) -> bool:
         return bool(self.topics)
 
-    def throttles(self, partition: Partition) -> bool:
+    def is_throttled(self, partition: Partition) -> bool:
         return partition.topic in self.topics
 
-    def wait_ms(self, now_ms: int) -> int:
+    def get_wait_ms(self, now_ms: int) -> int:
         return max(0, self.until_ms - now_ms)
 
     def record(self, size_bytes: int, now_ms: int) -> None:
@@ -132,21 +132,21 @@ class FollowerSession(RuleBasedStateMachine):
         found = {}
         for one in self.plain:
             if one.followed and one.not_before_ms <= self.now_ms:
-                if self.throttle.throttles(one.partition):
-                    one.not_before_ms = self.now_ms + self.throttle.wait_ms(self.now_ms)
+                if self.throttle.is_throttled(one.partition):
+                    one.not_before_ms = self.now_ms + self.throttle.get_wait_ms(self.now_ms)
                 if one.not_before_ms <= self.now_ms:
-                    found[one.partition.key] = one.partition.position()
+                    found[one.partition.key] = one.partition.get_fetch_position()
         return found
 
     @precondition(lambda self: not self.under_way)
     @rule()
     def fetch(self) -> None:
         wanted = self._wanted()
-        request = self.fetcher.next_fetch(self.now_ms)
+        request = self.fetcher.build_next_fetch(self.now_ms)
         assert (request is not None) == bool(wanted)
         if request is None:
             followed = [one.not_before_ms for one in self.plain if one.followed]
-            assert self.fetcher.next_due_ms() == min(followed, default=None)
+            assert self.fetcher.find_next_due_ms() == min(followed, default=None)
             return
         self.under_way = True
         assert request.session_id == self.session_id
@@ -185,16 +185,20 @@ class FollowerSession(RuleBasedStateMachine):
                 continue
             at = asked.fetch_offset
             batch = build_batch([(1, None, b"v", ())], base_offset=at, leader_epoch=1)
-            found = ReplicaFetched(ErrorCode.none, at, asked.log_start_offset, None, bytes(batch))
+            found = ReplicaFetchResult(
+                ErrorCode.none, at, asked.log_start_offset, None, bytes(batch)
+            )
             if index in refusing:
-                found = ReplicaFetched(ErrorCode.unknown_leader_epoch)
+                found = ReplicaFetchResult(ErrorCode.unknown_leader_epoch)
             rows[one.partition.key] = found
-            if one.followed and not one.is_new and asked == one.partition.position():
+            if one.followed and not one.is_new and asked == one.partition.get_fetch_position():
                 if index in refusing:
                     one.pause(self.now_ms)
                 else:
                     one.backoff_ms = BACKOFF_MS
-        self.fetcher.complete_fetch(FetchResponse(ErrorCode.none, session_id, rows), self.now_ms)
+        self.fetcher.complete_fetch(
+            FetchSessionResponse(ErrorCode.none, session_id, rows), self.now_ms
+        )
         self.under_way, self.session_id = False, session_id
 
     @precondition(lambda self: self.under_way)
@@ -209,7 +213,7 @@ class FollowerSession(RuleBasedStateMachine):
         for one in self.plain:
             if one.followed and one.partition.key in self.at_leader:
                 one.pause(self.now_ms)
-        response = FetchResponse(ErrorCode.fetch_session_id_not_found, 0, {})
+        response = FetchSessionResponse(ErrorCode.fetch_session_id_not_found, 0, {})
         self.fetcher.complete_fetch(response, self.now_ms)
         self.under_way, self.session_id = False, 0
 

@@ -14,14 +14,14 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from shoal.coordinator.contract import Replayed
-from shoal.coordinator.group.groups import Context
+from shoal.coordinator.contract import RecordOrigin
+from shoal.coordinator.group.groups import ShardContext
 from shoal.coordinator.group.records import decode
 from shoal.coordinator.group.settings import GroupSettings
-from shoal.coordinator.group.share_membership import (
-    HeartbeatRequest,
-    InitializeShareState,
-    ShareGroups,
+from shoal.coordinator.group.share.membership import (
+    ShareGroupHeartbeatRequest,
+    ShareGroupManager,
+    ShareStateInitialization,
 )
 from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -51,24 +51,24 @@ class Broker:
         self.load(0)
 
     def load(self, now_ms):
-        self.context = Context(GroupSettings(), image=self.image)
-        self.groups = ShareGroups(self.context)
+        self.context = ShardContext(GroupSettings(), image=self.image)
+        self.groups = ShareGroupManager(self.context)
         self.asked, self.replies = [], {}
         for record in self.log:
             self.replay(record)
-        self.groups.loaded(now_ms)
+        self.groups.on_loaded(now_ms)
 
     def replay(self, record):
         decoded = decode(record)
         assert decoded is not None
         replay = self.groups.replays[decoded.type]
-        replay(decoded.key, decoded.value, Replayed(0, 0))
+        replay(decoded.key, decoded.value, RecordOrigin(0, 0))
 
     def run(self, result):
         for record in result.records:
             self.log.append(record)
             self.replay(record)
-        self.asked += (e for e in result.effects if isinstance(e, InitializeShareState))
+        self.asked += (e for e in result.effects if isinstance(e, ShareStateInitialization))
         for token, response in result.replies:
             assert self.replies.setdefault(token, response) is response, "answered twice"
 
@@ -76,12 +76,14 @@ class Broker:
         """Carry out the requests to the share coordinator."""
         while self.asked:
             effect = self.asked.pop(0)
-            decide = self.groups.initialized if self.works else self.groups.not_initialized
+            decide = (
+                self.groups.on_initialized if self.works else self.groups.on_initialization_failed
+            )
             self.run(decide(effect.group_id, effect.partitions, now_ms))
 
     def tick(self, now_ms):
-        while (key := self.context.deadlines.due(now_ms)) is not None:
-            self.run(self.groups.due(key, now_ms))
+        while (key := self.context.deadlines.pop_due(now_ms)) is not None:
+            self.run(self.groups.on_deadline(key, now_ms))
 
     @property
     def group(self):
@@ -115,7 +117,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
         joins = client.epoch == 0 or client.missed
         client.token = f"{client.member_id}@{self.now_ms}#{self.made}"
         self.made += 1
-        request = HeartbeatRequest(
+        request = ShareGroupHeartbeatRequest(
             GROUP,
             client.member_id,
             client.epoch if epoch is None else epoch,
@@ -217,7 +219,9 @@ class ShareMembershipMachine(RuleBasedStateMachine):
         self.settle()
         self.clients.remove(client)
         groups = self.broker.groups
-        result = groups.connection_lost(GROUP, client.member_id, client.connection_id, self.now_ms)
+        result = groups.on_connection_lost(
+            GROUP, client.member_id, client.connection_id, self.now_ms
+        )
         self.broker.run(result)
         self.pass_time(self.now_ms + TAKEOVER_MS)
         self.everything_is_read()
@@ -229,7 +233,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(self.clients))
         old, client.connection_id = client.connection_id, f"{client.connection_id}'"
         self.broker.run(
-            self.broker.groups.connection_lost(GROUP, client.member_id, old, self.now_ms)
+            self.broker.groups.on_connection_lost(GROUP, client.member_id, old, self.now_ms)
         )
         if client.epoch:
             self.send(client)
@@ -253,7 +257,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
             del self.counts[name]
             self.ids[name] += 10
         self.broker.image = self.broker.context.image = image_of(self.counts, self.ids)
-        self.broker.run(self.broker.groups.metadata_changed(deleted, self.now_ms))
+        self.broker.run(self.broker.groups.on_metadata_changed(deleted, self.now_ms))
 
     @rule(works=st.booleans())
     def the_share_coordinator(self, works):
@@ -261,9 +265,9 @@ class ShareMembershipMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        before = None if self.broker.group is None else self.broker.group.hard_state()
+        before = None if self.broker.group is None else self.broker.group.get_hard_state()
         self.broker.load(self.now_ms)
-        after = None if self.broker.group is None else self.broker.group.hard_state()
+        after = None if self.broker.group is None else self.broker.group.get_hard_state()
         assert before == after
         for client in self.clients:
             client.missed = client.missed or client.token is not None
@@ -298,7 +302,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
         for target in group.target.values():
             for topic, partitions in target.items():
                 if topic in self.broker.image.topics_by_id:
-                    assert partitions <= group.initialization.of(topic)
+                    assert partitions <= group.initialization.get_initialized(topic)
 
 
 ShareMembershipMachine.TestCase.settings = settings(

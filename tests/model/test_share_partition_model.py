@@ -8,7 +8,8 @@ rebuilt from its records too.
 Half of the runs have a retry back-off: a returned record waits in the twin too, until a time that
 the twin computes, also over crashes. Half of the runs have dead letters: a failed record holds the
 window until its dead letter is written, and is reported once. Some of these hold the window after
-that, until they are freed.
+that, until they are freed. Records are cancelled in any state, and never come back after that, also
+over crashes.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from shoal.coordinator.contract import Record, Replayed
-from shoal.coordinator.share.acquisition import Wanted, acquire
-from shoal.coordinator.share.backoff import UNTIL_FREED, Backoff
+from shoal.coordinator.contract import CoordinatorRecord, RecordOrigin
+from shoal.coordinator.share.acquisition import AcquireRequest, acquire
+from shoal.coordinator.share.backoff import UNTIL_FREED, RedeliveryBackoff
 from shoal.coordinator.share.batches import AbortedTransaction, scan
-from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange, FailurePolicy
+from shoal.coordinator.share.cancellation import cancel
+from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailureCause, FailurePolicy
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.coordinator.share.states import AcknowledgeType, RecordState
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.share import CancelOutcome
 from shoal.record.records import build_batch
 
 KEY = ShareKey("g", UUID(int=7), 0)
@@ -47,7 +50,7 @@ AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, WAITING, ARCHIVING, HOLDS_KEY = (
     RecordState.HOLDS_KEY,
 )
 BACKOFFS = st.none() | st.builds(
-    Backoff, st.integers(1, 80), st.integers(1, 200), st.floats(1, 3), st.just(0.0)
+    RedeliveryBackoff, st.integers(1, 80), st.integers(1, 200), st.floats(1, 3), st.just(0.0)
 )
 TERMINAL = (ACKNOWLEDGED, ARCHIVED)
 
@@ -61,6 +64,8 @@ class Entry:
         self.member = ""
         #: The end of its lock or its wait.
         self.deadline_ms = 0
+        #: What it becomes if its member gives it back, once it is cancelled.
+        self.ends_as: RecordState | None = None
 
 
 class Batch:
@@ -90,7 +95,12 @@ class ShareMachine(RuleBasedStateMachine):
         dead_letters=st.booleans(),
     )
     def begin(
-        self, limit: int, cap: int, start: int, backoff: Backoff | None, dead_letters: bool
+        self,
+        limit: int,
+        cap: int,
+        start: int,
+        backoff: RedeliveryBackoff | None,
+        dead_letters: bool,
     ) -> None:
         self.now_ms = 1000
         #: Upper bounds of the records in flight and of the acquired ones: the group's limit, or
@@ -106,7 +116,7 @@ class ShareMachine(RuleBasedStateMachine):
         )
         self.log: list[Any] = []
         self.log_start, self.log_end = 0, start
-        self.records: list[Record] = []
+        self.records: list[CoordinatorRecord] = []
         self.store = self._new_store()
         self._append(self.store.initialize(self.now_ms, KEY, state_epoch=0, start_offset=start))
         self.share = SharePartition(start)
@@ -116,6 +126,7 @@ class ShareMachine(RuleBasedStateMachine):
         self.holds: set[int] = set()
         self.spso = self.end = start
         self.accepted: set[int] = set()
+        self.cancelled: set[int] = set()
         self.longest = 1
 
     # The store.
@@ -126,10 +137,13 @@ class ShareMachine(RuleBasedStateMachine):
     def _append(self, change) -> None:
         assert change.refusal is None, change.refusal
         if change.record is not None:
-            self.store.replay(change.record, Replayed(len(self.records), self.now_ms))
+            self.store.replay(change.record, RecordOrigin(len(self.records), self.now_ms))
             self.records.append(change.record)
 
     def _persist(self, changes) -> None:
+        self._store(changes)
+
+    def _store(self, changes) -> None:
         self._append(
             self.store.write(
                 self.now_ms,
@@ -163,7 +177,9 @@ class ShareMachine(RuleBasedStateMachine):
 
     def _settle(self, entry: Entry, state: RecordState, delay_ms: int | None = None) -> None:
         backoff = self.settings.backoff
-        if state is AVAILABLE and entry.count >= self.settings.delivery_count_limit:
+        if entry.ends_as is not None and state in (AVAILABLE, ARCHIVING):
+            state, delay_ms = entry.ends_as, None
+        elif state is AVAILABLE and entry.count >= self.settings.delivery_count_limit:
             state = self._failed_state()
         elif state is AVAILABLE and delay_ms is None and backoff is not None and entry.count:
             wait = backoff.first_ms * backoff.multiplier ** (entry.count - 1)
@@ -224,7 +240,7 @@ class ShareMachine(RuleBasedStateMachine):
     def fetch(
         self, member: str, max_records: int, batch_size: int, strict: bool, reach: int
     ) -> None:
-        wanted_from = self.share.next_fetch_offset()
+        wanted_from = self.share.find_next_fetch_offset()
         read = [b for b in self.log if b.last >= wanted_from][:reach]
         aborted = [AbortedTransaction(ABORTED_PRODUCER, 0, self.log_end)]
         batches = scan(b"".join(b.data for b in read), wanted_from, aborted)
@@ -232,7 +248,7 @@ class ShareMachine(RuleBasedStateMachine):
         got = acquire(
             self.share,
             self.now_ms,
-            Wanted(member, max_records, batch_size, strict),
+            AcquireRequest(member, max_records, batch_size, strict),
             batches,
             self.settings,
             wanted_from,
@@ -254,7 +270,7 @@ class ShareMachine(RuleBasedStateMachine):
                 assert state == entry.state
         self._check_acquired(member, got, max_records, batch_size, strict, wanted_from, read)
         if got.total:
-            views = batches.views(got.records, got.total, whole=False)
+            views = batches.build_views(got.records, got.total, whole=False)
             sent = scan(b"".join(views), 0)
             covered = {
                 offset
@@ -399,12 +415,21 @@ class ShareMachine(RuleBasedStateMachine):
         outcome = self.share.acknowledge(
             self.now_ms, member, acks, self.settings, self._on_failure()
         )
+        left_out = [
+            o
+            for o, kind in expected.items()
+            if not refused and o >= self.spso and kind is AcknowledgeType.RENEW
+            if self.twin[o].ends_as is not None
+        ]
+        refused |= bool(left_out) and left_out == [o for o in expected if o >= self.spso]
         assert (outcome.error is not ErrorCode.none) == refused, outcome
+        cancelled = [o for low, high in outcome.cancelled for o in range(low, high + 1)]
+        assert cancelled == left_out
         if refused:
             assert not outcome.changes
             return
         for o, kind in expected.items():
-            if o < self.spso:
+            if o < self.spso or o in left_out:
                 continue
             entry = self.twin[o]
             if kind is AcknowledgeType.RENEW:
@@ -446,7 +471,7 @@ class ShareMachine(RuleBasedStateMachine):
             if hold:
                 self.share.hold(dead_letter.first, dead_letter.last)
             else:
-                changes = self.share.archived(dead_letter.first, dead_letter.last)
+                changes = self.share.complete_archiving(dead_letter.first, dead_letter.last)
             self._dead_letters_written(
                 dead_letter, changes, lambda _: HOLDS_KEY if hold else ARCHIVED
             )
@@ -474,6 +499,39 @@ class ShareMachine(RuleBasedStateMachine):
                 entry.state = ARCHIVED
         self._advance()
         self._persist(changes)
+
+    @rule(first=st.integers(-3, 30), size=st.integers(1, 8), dead_letter=st.booleans())
+    def cancel(self, first: int, size: int, dead_letter: bool) -> None:
+        dead_letter &= self.settings.dead_letters
+        becomes = ARCHIVING if dead_letter else ARCHIVED
+        first = max(self.spso + first, 0)
+        last = first + size - 1
+        if first < self.log_end and last >= self.spso:
+            for offset in range(self.end, min(last + 1, self.log_end)):
+                self._entry(offset)
+            self.end = max(self.end, min(last + 1, self.log_end))
+        done = cancel(self.share, first, last, limit=self.log_end, dead_letter=dead_letter)
+        outcomes = {o: x.outcome for x in done.records for o in range(x[0], x[1] + 1)}
+        assert list(outcomes) == list(range(first, last + 1))
+        for offset, outcome in outcomes.items():
+            assert outcome is self._cancel_in_twin(offset, becomes), offset
+        self._advance()
+        self.in_flight_max = max(self.in_flight_max, self.share.in_flight)
+        self._store(done.marks)
+        self._persist(done.changes)
+
+    def _cancel_in_twin(self, offset: int, becomes: RecordState) -> CancelOutcome:
+        if offset >= self.log_end:
+            return CancelOutcome.NOT_FOUND
+        entry = self.twin.get(offset)
+        if entry is None or entry.state not in (AVAILABLE, WAITING, ACQUIRED):
+            return CancelOutcome.DONE
+        self.cancelled.add(offset)
+        if entry.state is ACQUIRED:
+            entry.ends_as = entry.ends_as or becomes
+            return CancelOutcome.IN_FLIGHT
+        entry.state = becomes
+        return CancelOutcome.CANCELLED
 
     @rule(passed_ms=st.integers(0, 150))
     def time_passes(self, passed_ms: int) -> None:
@@ -519,7 +577,12 @@ class ShareMachine(RuleBasedStateMachine):
         dead_letters=st.booleans(),
     )
     def configure(
-        self, limit: int, cap: int, lock_ms: int, backoff: Backoff | None, dead_letters: bool
+        self,
+        limit: int,
+        cap: int,
+        lock_ms: int,
+        backoff: RedeliveryBackoff | None,
+        dead_letters: bool,
     ) -> None:
         self.settings = ShareSettings(
             lock_duration_ms=lock_ms,
@@ -535,11 +598,11 @@ class ShareMachine(RuleBasedStateMachine):
         if replay_all:
             self.store = self._new_store()
             for offset, record in enumerate(self.records):
-                self.store.replay(record, Replayed(offset, 0))
+                self.store.replay(record, RecordOrigin(offset, 0))
         state, change = self.store.read(self.now_ms, KEY, 0)
         assert state is not None
         assert change.refusal is None
-        self.share = SharePartition.load(
+        self.share = SharePartition.from_state_batches(
             state.start_offset,
             state.batches,
             state_epoch=0,
@@ -549,8 +612,8 @@ class ShareMachine(RuleBasedStateMachine):
             delays=state.delays,
         )
         self.share.dead_letters = [
-            DeadLetterRange(first, last, count, Cause.REJECTED, "")
-            for first, last, count in self.share.archiving()
+            DeadLetterRange(first, last, count, FailureCause.REJECTED, "")
+            for first, last, count in self.share.iterate_archiving()
         ]
         persisted_offsets = [o for o in self.persisted if o >= state.start_offset]
         self.spso = max(state.start_offset, self.log_start)
@@ -586,17 +649,17 @@ class ShareMachine(RuleBasedStateMachine):
         held: dict[int, int] = {}
         waiting: dict[int, int] = {}
         for run, (first, state, count, lock, _) in enumerate(found):
-            for offset in range(first, runs.last(run) + 1):
+            for offset in range(first, runs.get_last(run) + 1):
                 entry = self.twin[offset]
                 assert (entry.state, entry.count) == (state, count), offset
             assert (lock != 0) == (state in (ACQUIRED, WAITING))
             if state == WAITING:
                 wait = self.share.waits.live[lock]
-                waiting[lock] = waiting.get(lock, 0) + runs.last(run) - first + 1
+                waiting[lock] = waiting.get(lock, 0) + runs.get_last(run) - first + 1
                 assert wait.deadline_ms == self.twin[first].deadline_ms
             elif lock:
                 known = self.share.locks.live[lock]
-                held[lock] = held.get(lock, 0) + runs.last(run) - first + 1
+                held[lock] = held.get(lock, 0) + runs.get_last(run) - first + 1
                 assert known.member_id == self.twin[first].member
                 assert known.deadline_ms == self.twin[first].deadline_ms
         assert held == {n: x.records for n, x in self.share.locks.live.items()}
@@ -642,9 +705,17 @@ class ShareMachine(RuleBasedStateMachine):
             return
         held = [o for o, e in sorted(self.twin.items()) if e.state is HOLDS_KEY]
         assert self.share.key_holders == len(held)
-        (state,) = self.store.states()
-        stored = [o for first, last, *_ in state.key_holders() for o in range(first, last + 1)]
+        (state,) = self.store.list_states()
+        stored = [o for first, last, *_ in state.find_key_holders() for o in range(first, last + 1)]
         assert [o for o in stored if o >= self.spso] == held
+
+    @invariant()
+    def cancelled_never_comes_back(self) -> None:
+        for offset in getattr(self, "cancelled", ()):
+            entry = self.twin.get(offset)
+            if entry is not None and entry.state in (AVAILABLE, WAITING, ACQUIRED):
+                assert entry.state is ACQUIRED
+                assert entry.ends_as is not None
 
     @invariant()
     def accepted_never_comes_back(self) -> None:

@@ -1,10 +1,12 @@
-"""Key order, delay and priority in all combinations, with retry back-off and dead letters.
+"""Key order, delay, priority and fairness in all combinations, with back-off and dead letters.
 
 This extends the twin of `test_share_partition_model` by what records contain. The twin checks the
 choice: a key is at one member at a time and in log order; no record comes before its time; the most
-urgent scanned record comes first. A fetch that gets nothing has scanned everything it may, however
-few of the requested records a fetch gets while keys collide. Fetches go through the code of the
-broker; scans and reads are so short that they rarely get through a batch.
+urgent scanned record comes first, of the tenant with the fewest records at members
+(`test_fair_queue_model` has the order of tenants with equally many). A fetch that gets nothing has
+scanned everything it may, however few of the requested records a fetch gets while keys collide.
+Fetches go through the code of the broker; scans and reads are so short that they rarely get through
+a batch.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from share_leaders import LogLeader
 from shoal.coordinator.share import compiled, fetch_limit
-from shoal.coordinator.share.acquisition import Wanted
+from shoal.coordinator.share.acquisition import AcquireRequest
 from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.states import AcknowledgeType
-from shoal.record.batch import check_crc, headers
+from shoal.coordinator.share.tenants import TenantPolicy
+from shoal.record.batch import check_crc, iter_headers
 from shoal.record.records import build_batch, read_records
 from shoal.server.share import selection_fetch as share_selection
 from test_share_partition_model import (
@@ -41,7 +44,7 @@ from test_share_partition_model import (
 )
 
 if TYPE_CHECKING:
-    from shoal.coordinator.share.backoff import Backoff
+    from shoal.coordinator.share.backoff import RedeliveryBackoff
 
 POLICIES = st.builds(
     SelectionPolicy,
@@ -55,13 +58,17 @@ POLICIES = st.builds(
     priority_header=st.sampled_from(["", "p"]),
     priority_lookahead=st.integers(1, 20),
     priority_ageing_ms=st.integers(1, 50),
+    fairness_by=st.sampled_from(["", "", "key", "header:t"]),
+    fairness_lookahead=st.integers(5, 60),
 )
-#: Key, deliver.at relative to now, deliver.after and priority of one record.
+WEIGHTS = {b"x": 2.0, b"a": 0.5}
+#: Key, deliver.at relative to now, deliver.after, priority and tenant of one record.
 RECORDS = st.tuples(
     st.sampled_from([None, b"", b"a", b"a", b"b", b"c"]),
     st.none() | st.integers(-50, 300),
     st.none() | st.integers(0, 150),
     st.none() | st.integers(-1, 12),
+    st.sampled_from([None, b"x", b"x", b"y", b"z"]),
 )
 
 
@@ -71,10 +78,11 @@ class Batch:
     def __init__(self, base: int, records: list[Any], kind: str, codec: str, now_ms: int) -> None:
         self.base, self.last, self.kind = base, base + len(records) - 1, kind
         self.keys = [key for key, *_ in records]
-        self.priorities = [min(max(p or 0, 0), 9) for *_, p in records]
+        self.priorities = [min(max(p or 0, 0), 9) for *_, p, _ in records]
+        self.tenants = [tenant for *_, tenant in records]
         self.times = [
             (None if at is None else now_ms + at, None if after is None else now_ms + after)
-            for _, at, after, _ in records
+            for _, at, after, *_ in records
         ]
         self.timestamp_ms = now_ms
         self.data = bytes(
@@ -90,7 +98,7 @@ class Batch:
 
 
 def _headers(record: Any, now_ms: int) -> list[tuple[str, bytes]]:
-    _, at, after, priority = record
+    _, at, after, priority, tenant = record
     found = [("other", b"1")]
     if at is not None:
         found.append(("shoal.deliver.at", str(now_ms + at).encode()))
@@ -98,6 +106,8 @@ def _headers(record: Any, now_ms: int) -> list[tuple[str, bytes]]:
         found.append(("shoal.deliver.after", str(after).encode()))
     if priority is not None:
         found.append(("p", str(priority).encode()))
+    if tenant is not None:
+        found.append(("t", tenant))
     return found
 
 
@@ -117,7 +127,7 @@ class SelectionMachine(ShareMachine):
         limit: int,
         cap: int,
         start: int,
-        backoff: Backoff | None,
+        backoff: RedeliveryBackoff | None,
         dead_letters: bool,
         policy: SelectionPolicy,
     ) -> None:
@@ -150,6 +160,7 @@ class SelectionMachine(ShareMachine):
             backoff=backoff,
             dead_letters=dead_letters,
             selection=self.policy,
+            tenants=TenantPolicy(weights=WEIGHTS),
         )
 
     @property
@@ -163,13 +174,13 @@ class SelectionMachine(ShareMachine):
     # The leader's notifications to the selection.
 
     def _persist(self, changes) -> None:
-        super()._persist(changes)
+        self._store(changes)
         # A fetch has changed the selection itself, except for keys of failed records. Like the
         # leader, free these once their end is committed.
         failed = self.share.take_failed()
         ended = failed if self.fetching else changes
         if self.selection is not None and ended:
-            self._with_selection(lambda: self.selection.changed(ended, self.now_ms))
+            self._with_selection(lambda: self.selection.apply_changes(ended, self.now_ms))
 
     fetching = False
 
@@ -192,7 +203,7 @@ class SelectionMachine(ShareMachine):
         for entry in due:
             entry.state = AVAILABLE
         if self.selection is not None:
-            self.selection.available_again(ended, self.now_ms)
+            self.selection.make_available(ended, self.now_ms)
             self._end_delays()
         self._note_ready()
 
@@ -214,6 +225,22 @@ class SelectionMachine(ShareMachine):
             times = batch.times[at]
             due_ms = (times[0] if times[0] is not None else times[1]) or 0
         return batch.keys[at], due_ms, batch.priorities[at]
+
+    def _tenant(self, offset: int) -> bytes:
+        """Return the tenant of a record; all have the same without fairness."""
+        batch, by = self.facts[offset], self.policy.fairness_by
+        if not by:
+            return b""
+        names = batch.keys if by == "key" else batch.tenants
+        return names[offset - batch.base] or b""
+
+    def _level(self, tenant: bytes, less: int = 0) -> float:
+        """Return how many records members have of a tenant, `less` not counted, by its weight."""
+        held = sum(
+            e.state is ACQUIRED and not self._never_delivered(o) and self._tenant(o) == tenant
+            for o, e in self.twin.items()
+        )
+        return (held - less) / WEIGHTS.get(tenant, 1.0)
 
     def _due(self, offset: int) -> bool:
         """Return whether its time has come, or was cut to the maximum, when delays last ended."""
@@ -290,15 +317,16 @@ class SelectionMachine(ShareMachine):
     @rule(member=st.sampled_from(MEMBERS), max_records=st.integers(1, 12))
     def fetch(self, member: str, max_records: int) -> None:
         self.leader.share = self.share
-        known = share_selection.selection_of(self.leader, self.settings)
+        known = share_selection.get_selection(self.leader, self.settings)
         assert known is not None
         cursor, held = known.cursor, {o for o, e in self.twin.items() if e.state is ACQUIRED}
         under_way = {o for o, e in self.twin.items() if e.state is not AVAILABLE}
-        in_flight, self.more_to_scan = known.in_flight(), False
-        bound = min(max_records, known.fetch_limit.records)
+        in_flight, self.more_to_scan = known.count_in_flight(), False
+        room = self.settings.max_record_locks - in_flight
+        bound = min(max_records, known.fetch_limit.records, max(room, 0))
         full_of_held = self.share.key_holders >= self.policy.dead_letters_held_max
         eligible = self._eligible()
-        wanted = Wanted(member, max_records, max_records)
+        wanted = AcquireRequest(member, max_records, max_records)
         views, got = share_selection.fetch(self.leader, wanted, 1 << 20, self.settings, self.now_ms)
         for offset in range(self.end, self.share.end_offset):
             self._entry(offset)
@@ -333,6 +361,18 @@ class SelectionMachine(ShareMachine):
     def work_comes_and_is_fetched(self, member: str, batches) -> None:
         self.produce(batches=batches, kinds=["data"] * 3, gap=0, codec="none")
         self.fetch(member=member, max_records=12)
+
+    @precondition(lambda self: self.policy.fairness_by)
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        names=st.lists(st.sampled_from([b"x", b"x", b"x", b"y", b"z"]), min_size=4, max_size=7),
+        max_records=st.integers(1, 4),
+    )
+    def tenants_compete(self, member: str, names: list[bytes], max_records: int) -> None:
+        """Random steps alone rarely leave records of several tenants behind."""
+        records = [(name, None, None, None, name) for name in names]
+        self.produce(batches=[records], kinds=["data"], gap=0, codec="none")
+        self.fetch(member=member, max_records=max_records)
 
     @precondition(lambda self: self.settings.dead_letters)
     @rule(
@@ -389,13 +429,32 @@ class SelectionMachine(ShareMachine):
                 assert not self._never_delivered(offset)
                 assert self._due(offset), f"{offset} came before its time"
                 self._check_key(offset, chosen, held)
-        self._check_urgency(chosen, eligible, max_records)
+        for tenant in {self._tenant(o) for o in chosen}:
+            self._check_urgency(
+                [o for o in chosen if self._tenant(o) == tenant],
+                {o for o in eligible if self._tenant(o) == tenant},
+                len(chosen) == max_records,
+            )
         for first, last, count in got.records:
             for offset in range(first, last + 1):
                 entry = self.twin[offset]
                 entry.state, entry.count, entry.member = ACQUIRED, count, member
                 entry.deadline_ms = self.now_ms + self.settings.lock_duration_ms
                 self.ready_ms.pop(offset, None)
+        if len(chosen) == max_records:  # Otherwise some were chosen and could not be read.
+            self._check_fairness(chosen, eligible)
+
+    def _check_fairness(self, chosen: list[int], eligible: set[int]) -> None:
+        """Check that no tenant got a record while one with less at members waited. A key may bring
+        its next records along."""
+        left = {o for o in eligible - set(chosen) if not self._alone(o)}
+        policy = self.policy
+        if not policy.fairness_by or not left or (policy.key_order and policy.key_batch > 1):
+            return
+        waiting = min(self._level(tenant) for tenant in {self._tenant(o) for o in left})
+        served = {self._tenant(o) for o in chosen if o in eligible and not self._alone(o)}
+        for tenant in served:
+            assert self._level(tenant, less=1) <= waiting, f"{tenant!r} was served before others"
 
     def _check_key(self, offset: int, chosen: list[int], held: set[int]) -> None:
         assert set(self._before(offset)) <= set(chosen), f"{offset} overtakes its key"
@@ -403,12 +462,12 @@ class SelectionMachine(ShareMachine):
         assert len(same) <= self.policy.key_batch
         assert not any(self._same_key(offset, o) for o in held if o in self.twin)
 
-    def _check_urgency(self, chosen: list[int], eligible: set[int], max_records: int) -> None:
-        """Check that unacquired records were less urgent; only records that follow in a key may
-        come before. A record that comes back may have kept the rank of an earlier time."""
+    def _check_urgency(self, chosen: list[int], eligible: set[int], is_full: bool) -> None:
+        """Check that unacquired records of a tenant were less urgent; only records that follow in a
+        key may come before. A record that comes back may have kept the rank of an earlier time."""
         firsts = [o for o in chosen if o in eligible]
         left = [o for o in eligible - set(chosen) if not self._alone(o)]
-        if firsts and left and len(chosen) == max_records and not self._alone(firsts[0]):
+        if firsts and left and is_full and not self._alone(firsts[0]):
             ranks = [self._rank(o, self.first_ready_ms) for o in firsts]
             assert max(ranks) <= min(self._rank(o, self.ready_ms) for o in left)
 
@@ -424,7 +483,7 @@ class SelectionMachine(ShareMachine):
     def _check_idle(self, known) -> None:
         assert self.more_to_scan or not self._eligible(), "idle although there is work"
         read_up_to = max((b.last + 1 for b in self.log), default=0)
-        if known.cursor < read_up_to and known.full() is None:
+        if known.cursor < read_up_to and known.find_exhausted_config() is None:
             assert self.more_to_scan, "idle although there are records to scan"
 
     @precondition(lambda self: self.share.dead_letters)
@@ -450,7 +509,7 @@ class SelectionMachine(ShareMachine):
     def delete_records(self, ahead: int) -> None:
         super().delete_records(ahead)
         if self.selection is not None:
-            self.selection.log_start_moved(self.now_ms)
+            self.selection.on_log_start_moved(self.now_ms)
         self._note_ready()
 
     @precondition(lambda self: self.log)
@@ -474,14 +533,14 @@ class SelectionMachine(ShareMachine):
         self.policy = policy or self.policy
         self._set(limit, cap, lock_ms, backoff, dead_letters)
         if not self.policy.dead_letters_hold_keys:
-            for first, last, _ in self.share.key_holder_ranges():
+            for first, last, _ in self.share.get_key_holder_ranges():
                 self._free(first, last)
         self._begin_selection_anew()
 
     def _begin_selection_anew(self) -> None:
         known = self.selection
         self.leader.share = self.share
-        now = share_selection.selection_of(self.leader, self.settings)
+        now = share_selection.get_selection(self.leader, self.settings)
         if now is not known:
             self.ready_ms, self.seen_ms, self.under_way = {}, {}, set()
             self.first_ready_ms = {}
@@ -547,10 +606,10 @@ class SelectionMachine(ShareMachine):
             for o, e in self.twin.items()
         )
         eligible = len(self._eligible(known.cursor))
-        assert eligible <= known.available(known.cursor) <= eligible + gone
+        assert eligible <= known.count_available(known.cursor) <= eligible + gone
         times_ms = [self.now_ms + ahead_ms for ahead_ms in (0, 5, 1000, 60_000)]
         later = self._not_due(looked, delayed)
-        assert known.not_due(times_ms) == [sum(d > t for d in later) for t in times_ms]
+        assert known.count_not_due(times_ms) == [sum(d > t for d in later) for t in times_ms]
 
     def _not_due(self, looked: dict[int, Entry], delayed: set[int]) -> list[int]:
         """Return when each waiting record is due, or the record of its key before it."""
@@ -575,7 +634,7 @@ class SelectionMachine(ShareMachine):
 def _offsets(sent: bytes) -> set[int]:
     """Return the offsets of what a member got; all offsets of an unreadable batch."""
     found: set[int] = set()
-    for place, header in headers(sent):
+    for place, header in iter_headers(sent):
         if check_crc(sent, place, header):
             found.update(record.offset for record in read_records(sent, place))
         else:

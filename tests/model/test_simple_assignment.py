@@ -10,8 +10,8 @@ import pytest
 from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal.coordinator.group.assignment import MemberSpec, flat
-from shoal.coordinator.group.simple_assignor import SimpleAssignment
+from shoal.coordinator.group.assignment import MemberSpec, flatten
+from shoal.coordinator.group.share.simple_assignor import SimpleAssignment
 
 TOPICS = [UUID(int=n + 1) for n in range(4)]
 CHANGES = 250
@@ -33,7 +33,7 @@ class Group:
         return {t: range(n) for t, n in self.counts.items() if t in read}
 
     def pairs(self):
-        return {(m, tp) for m in self.members for tp in flat(self.assignment.of(m))}
+        return {(m, tp) for m in self.members for tp in flatten(self.assignment.get_assignment(m))}
 
     # Changes.
 
@@ -81,7 +81,9 @@ class Group:
         """Check that no member that could read is idle, and that every partition has a reader."""
         self.check_pairs()
         for member, topics in self.members.items():
-            assert not any(self.partitions[t] for t in topics) or self.assignment.of(member)
+            assert not any(self.partitions[t] for t in topics) or self.assignment.get_assignment(
+                member
+            )
         wanted = {(t, p) for t, indexes in self.partitions.items() for p in indexes}
         assert {tp for _, tp in self.pairs()} == wanted
         readers = Counter(tp for _, tp in self.pairs())
@@ -134,10 +136,13 @@ def test_random_changes_keep_the_rules(seed, homogeneous):
             assert group.assignment.settle(1)
             assert group.assignment.changes == changes
             # A SimpleAssignment that is built from the members' partitions keeps all of them.
-            held = {m: MemberSpec(t, group.assignment.of(m)) for m, t in group.members.items()}
+            held = {
+                m: MemberSpec(t, group.assignment.get_assignment(m))
+                for m, t in group.members.items()
+            }
             again = SimpleAssignment(held, group.partitions)
             assert again.settle(1)
-            assert settled == {(m, tp) for m in held for tp in flat(again.of(m))}
+            assert settled == {(m, tp) for m in held for tp in flatten(again.get_assignment(m))}
 
 
 @given(seed=st.integers(0, 2**32))

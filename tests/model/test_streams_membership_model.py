@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from shoal.coordinator.group.streams import target_assignment
-from shoal.coordinator.group.streams.streams_group import State
-from shoal.coordinator.group.streams.tasks import flat
+from shoal.coordinator.group.streams.streams_group import StreamsGroupState
+from shoal.coordinator.group.streams.tasks import flatten
 from shoal.protocol.errors import ErrorCode
 from streams_groups import (
     NO_DELAYS,
@@ -34,7 +34,7 @@ SENT = topology(
 LIMITS = target_assignment.STEPS_AT_ONCE, target_assignment.RECORDS_A_SLICE
 
 if TYPE_CHECKING:
-    from shoal.coordinator.group.streams.streams_group import Member
+    from shoal.coordinator.group.streams.streams_group import StreamsGroupMember
     from shoal.metadata.image import MetadataImage
 
 clients = st.integers(0, 4)
@@ -47,8 +47,12 @@ class StreamsMachine(RuleBasedStateMachine):
         self.deleted: set[str] = set()
         self.replicas = 0
         self.delays = dict(NO_DELAYS)
-        # Two processes of two members, and one of a single member.
-        self.clients = [Client(f"member-{n}", f"process-{n // 2}") for n in range(5)]
+        # Two processes of two members, and one of a single member. The second of each is static.
+        self.clients = [
+            Client(f"member-{n}", f"process-{n // 2}", f"instance-{n}" if n % 2 else None)
+            for n in range(5)
+        ]
+        self.restarts = 0
 
     @initialize(
         replicas=st.integers(0, 2), delay_ms=st.sampled_from((0, 3_000)), large=st.booleans()
@@ -105,6 +109,16 @@ class StreamsMachine(RuleBasedStateMachine):
     def leave(self, n: int) -> None:
         if self.clients[n].epoch:
             self.streams.leave(self.clients[n])
+
+    @rule(n=clients)
+    def restart_a_static_member(self, n: int) -> None:
+        """It leaves with epoch -2, and rejoins with another member id."""
+        client = self.clients[n]
+        if client.instance_id is not None and client.epoch:
+            self.streams.leave(client, epoch=-2)
+            self.restarts += 1
+            client.member_id = f"member-{n}-{self.restarts}"
+            self.streams.heartbeat(client)
 
     @rule(n=clients)
     def restart_the_client(self, n: int) -> None:
@@ -168,18 +182,18 @@ class StreamsMachine(RuleBasedStateMachine):
         others = set(self.streams.group.members) - {c.member_id for c in alive}
         if others:
             return
-        assert self.streams.group.state is State.STABLE
+        assert self.streams.group.state is StreamsGroupState.STABLE
         tasks = [("0", p) for p in range(self.counts["in"])]
         tasks += [("1", p) for p in range(self.counts["log"])]
-        assert sorted(t for c in alive for t in flat(c.active)) == tasks
-        copies = Counter(t for c in alive for t in flat(c.standby))
+        assert sorted(t for c in alive for t in flatten(c.active)) == tasks
+        copies = Counter(t for c in alive for t in flatten(c.standby))
         processes = len({c.process_id for c in alive})
         wanted = min(self.replicas, processes - 1)
         assert all(copies[task] == (wanted if task[0] == "1" else 0) for task in tasks)
 
     # Rules.
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[StreamsGroupMember]:
         if not self.streams.exists:
             return []
         return list(self.streams.group.members.values())
@@ -190,7 +204,7 @@ class StreamsMachine(RuleBasedStateMachine):
             task
             for m in self._members()
             for side in (m.current.assigned, m.current.pending_revocation)
-            for task in flat(side.active)
+            for task in flatten(side.active)
         )
         assert all(count == 1 for count in owners.values()), owners
 
@@ -198,7 +212,7 @@ class StreamsMachine(RuleBasedStateMachine):
     def no_two_clients_run_an_active_task(self) -> None:
         members = {m.member_id for m in self._members()}
         running = Counter(
-            task for c in self.clients if c.member_id in members for task in flat(c.active)
+            task for c in self.clients if c.member_id in members for task in flatten(c.active)
         )
         assert all(count == 1 for count in running.values()), running
 
@@ -209,15 +223,15 @@ class StreamsMachine(RuleBasedStateMachine):
             for m in self._members()
             for side in (m.current.assigned, m.current.pending_revocation)
             for tasks in (side.active, side.standby)
-            for task in flat(tasks)
+            for task in flatten(tasks)
         )
         assert all(count == 1 for count in copies.values()), copies
 
     @invariant()
     def the_log_has_the_state(self) -> None:
         if hasattr(self, "streams"):
-            live = self.streams.sim.shard.hard_state()
-            assert live == self.streams.sim.rebuilt().hard_state()
+            live = self.streams.sim.shard.get_hard_state()
+            assert live == self.streams.sim.rebuilt().get_hard_state()
 
 
 TestStreamsGroups = StreamsMachine.TestCase

@@ -1,6 +1,6 @@
 """The sticky task assignor against its rules, over random topologies and members that change.
 
-`compat/test_task_assignor_against_kafka.py` compares its results with Kafka's.
+`compat/oracles/test_task_assignor.py` compares its results with Kafka's.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from shoal.coordinator.group.streams.sticky_assignor import MemberSpec, SubtopologySpec, assign
-from shoal.coordinator.group.streams.tasks import flat
+from shoal.coordinator.group.streams.sticky_assignor import (
+    StreamsMemberSpec,
+    SubtopologySpec,
+    assign,
+)
+from shoal.coordinator.group.streams.tasks import flatten
 from streams_topologies import StreamsMaterial
 
 if TYPE_CHECKING:
@@ -25,9 +29,9 @@ def _check(material: StreamsMaterial, targets: Mapping[str, TaskSets]) -> None:
     processes = {m: spec.process_id for m, spec in material.members.items()}
     assert targets.keys() == processes.keys()
     wanted = [(s, p) for s, spec in material.subtopologies.items() for p in range(spec.tasks)]
-    active = [task for t in targets.values() for task in flat(t.active)]
+    active = [task for t in targets.values() for task in flatten(t.active)]
     assert sorted(active) == sorted(wanted), "each task has one active copy"
-    standby = Counter(task for t in targets.values() for task in flat(t.standby))
+    standby = Counter(task for t in targets.values() for task in flatten(t.standby))
     replicas = min(material.standby_replicas, len(set(processes.values())) - 1)
     for task in wanted:
         stateful = material.subtopologies[task[0]].is_stateful
@@ -36,7 +40,7 @@ def _check(material: StreamsMaterial, targets: Mapping[str, TaskSets]) -> None:
     copies = Counter(
         (processes[m], task)
         for m, t in targets.items()
-        for task in (*flat(t.active), *flat(t.standby))
+        for task in (*flatten(t.active), *flatten(t.standby))
     )
     assert set(copies.values()) <= {1}, "a process has one copy of a task"
 
@@ -67,10 +71,12 @@ def test_a_new_group_is_balanced_over_members_of_equal_processes(seed: int) -> N
     for _ in range(GROUPS):
         processes, threads, tasks = rng.randint(1, 5), rng.randint(1, 4), rng.randint(1, 60)
         members = {
-            f"{p}-{t}": MemberSpec(f"process-{p}") for p in range(processes) for t in range(threads)
+            f"{p}-{t}": StreamsMemberSpec(f"process-{p}")
+            for p in range(processes)
+            for t in range(threads)
         }
         targets = assign(members, {"0": SubtopologySpec(tasks, False)})
-        sizes = {len(flat(target.active)) for target in targets.values()}
+        sizes = {len(flatten(target.active)) for target in targets.values()}
         assert max(sizes) - min(sizes) <= 1
 
 
@@ -78,14 +84,16 @@ def test_a_member_that_leaves_moves_only_its_own_tasks(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(GROUPS):
         tasks = rng.randint(1, 40)
-        members = {f"m{n}": MemberSpec(f"p{n}") for n in range(rng.randint(2, 9))}
+        members = {f"m{n}": StreamsMemberSpec(f"p{n}") for n in range(rng.randint(2, 9))}
         subtopologies = {"0": SubtopologySpec(tasks, True)}
         before = assign(members, subtopologies)
         gone = rng.choice(sorted(members))
-        left = {m: MemberSpec(s.process_id, before[m]) for m, s in members.items() if m != gone}
+        left = {
+            m: StreamsMemberSpec(s.process_id, before[m]) for m, s in members.items() if m != gone
+        }
         after = assign(left, subtopologies)
         for m in left:
-            assert set(flat(before[m].active)) <= set(flat(after[m].active))
+            assert set(flatten(before[m].active)) <= set(flatten(after[m].active))
 
 
 def test_a_group_without_members_has_no_assignment() -> None:

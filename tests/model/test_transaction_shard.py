@@ -15,11 +15,22 @@ from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from shoal.coordinator.contract import ProducerIdAndEpoch, Record, Reply, Result, Token
+from shoal.coordinator.contract import (
+    CoordinatorRecord,
+    CoordinatorResult,
+    ProducerIdAndEpoch,
+    Reply,
+    Token,
+)
 from shoal.protocol.errors import ErrorCode
-from shoal.transaction.records import record
-from shoal.transaction.shard import TransactionSettings, TransactionShard, WriteMarkers, Writer
-from shoal.transaction.states import State
+from shoal.transaction.records import build_record
+from shoal.transaction.shard import (
+    ProducerIdentity,
+    TransactionSettings,
+    TransactionShard,
+    WriteMarkers,
+)
+from shoal.transaction.states import TransactionState
 from shoal.transaction.transactions import LAST_EPOCH, TV_0, TV_2
 
 IDS = ("a", "b")
@@ -75,9 +86,9 @@ class TransactionMachine(RuleBasedStateMachine):
         reply = self.sim.delivered[token]
         return reply["error_code"] or reply
 
-    def _writer(self, id: str, holder: int) -> Writer | None:
+    def _writer(self, id: str, holder: int) -> ProducerIdentity | None:
         holders = self.twins[id].holders
-        return Writer(id, *holders[holder]) if holder < len(holders) else None
+        return ProducerIdentity(id, *holders[holder]) if holder < len(holders) else None
 
     def _initialized(self, id: str, reply: Any) -> None:
         given = (reply["producer_id"], reply["producer_epoch"])
@@ -131,7 +142,7 @@ class TransactionMachine(RuleBasedStateMachine):
         if isinstance(reply, ErrorCode):
             return
         assert before is not None
-        if before.state is State.ONGOING:
+        if before.state is TransactionState.ONGOING:
             assert holder == 0, "a fenced producer has ended a transaction"
             (markers,) = self._new_markers()
             assert markers.committed is committed
@@ -190,7 +201,7 @@ class TransactionMachine(RuleBasedStateMachine):
             return
         worn = found._replace(producer_epoch=LAST_EPOCH)
         self.sim.refuse_append = None
-        self._ask(lambda s, now_ms, t: _result(record(id, worn), t))
+        self._ask(lambda s, now_ms, t: _result(build_record(id, worn), t))
         self.twins[id].holders.insert(0, (worn.producer_id, LAST_EPOCH))
 
     def _new_markers(self) -> list[WriteMarkers]:
@@ -207,14 +218,14 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_rebuilt_shard_is_equal(self) -> None:
-        assert self.sim.rebuilt().hard_state() == self.sim.shard.hard_state()
+        assert self.sim.rebuilt().get_hard_state() == self.sim.shard.get_hard_state()
 
     @invariant()
     def the_twin_knows_what_is_open(self) -> None:
         self._new_markers()
         for id, twin in self.twins.items():
             found = self.sim.shard.get(id)
-            if found is None or found.state is not State.ONGOING:
+            if found is None or found.state is not TransactionState.ONGOING:
                 twin.open.clear()
             if found is None:
                 continue
@@ -237,13 +248,13 @@ class TransactionMachine(RuleBasedStateMachine):
         assert len(self.sim.shard) == 0
 
 
-def _with_code(result: Result, token: Token) -> Result:
+def _with_code(result: CoordinatorResult, token: Token) -> CoordinatorResult:
     (reply,) = result.replies
-    return Result((), (Reply(token, {"error_code": ErrorCode.none, **reply.response}),))
+    return CoordinatorResult((), (Reply(token, {"error_code": ErrorCode.none, **reply.response}),))
 
 
-def _result(record: Record, token: Token) -> Result:
-    return Result((record,), (Reply(token, {"error_code": ErrorCode.none}),))
+def _result(record: CoordinatorRecord, token: Token) -> CoordinatorResult:
+    return CoordinatorResult((record,), (Reply(token, {"error_code": ErrorCode.none}),))
 
 
 TestTransactionShard = TransactionMachine.TestCase

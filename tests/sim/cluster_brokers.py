@@ -92,7 +92,7 @@ class BrokerMachine(Machine):
 
     @property
     def ready(self) -> bool:
-        return self.broker is not None and self.broker.not_ready() is None
+        return self.broker is not None and self.broker.get_unready_reason() is None
 
     def start(self) -> None:
         self.wanted = True
@@ -109,7 +109,7 @@ class BrokerMachine(Machine):
             await broker_process.serve(
                 lambda: self._compose(process), ready=lambda: "Ready.", say=self._say
             )
-        except broker_process.CannotStart as error:
+        except broker_process.StartError as error:
             self._say(str(error))
             ill = self.disk.capacity_bytes is not None or self.disk.broken
             refused = ill and any(why in str(error) for why in _DISK_REFUSES)
@@ -154,7 +154,7 @@ class BrokerMachine(Machine):
     def _supervise(self) -> None:
         broker = self.broker
         if broker is not None and broker.quorum.is_open:
-            sick = broker.unhealthy() or broker.quorum.fault
+            sick = broker.get_unhealthy_reason() or broker.quorum.fault
             if sick and self.wanted:
                 self.kernel.trace(f"{self.name} is unhealthy: {sick}")
                 self.kill()

@@ -15,9 +15,9 @@ import random
 import struct
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.cluster import Cluster, TopicPartition
-from shoal.client.errors import ClientError, KafkaError, expect, transient
-from shoal.client.groups import CommittedOffset, commit_body
+from shoal.client.admin.groups import CommittedOffset, make_commit_body
+from shoal.client.errors import ClientError, KafkaError, expect, is_transient
+from shoal.client.net.cluster import Cluster, TopicPartition
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import GROUP, PARTITIONS, RETRIED_S, TOPIC, Workload, wait
@@ -125,7 +125,7 @@ class ClassicMember:
                 if error.code not in _REJOINS and not error.retriable:
                     raise
             except ClientError as error:
-                if not transient(error):
+                if not is_transient(error):
                     raise
             await wait(0.1)
 
@@ -213,11 +213,11 @@ class ClassicMember:
         new = moved.items() - history.loose
         history.loose |= new
         offsets = {p: CommittedOffset(offset) for p, offset in positions.items()}
-        body = commit_body(self.group, self.member_id, generation, offsets)
+        body = make_commit_body(self.group, self.member_id, generation, offsets)
         body["group_instance_id"] = self.instance
         sent = self.cluster.now()
         try:
-            await self.cluster.retrying(
+            await self.cluster.retry(
                 lambda: ask_coordinator(
                     self.cluster, self.group, ApiKey.OFFSET_COMMIT, body, 9, code=first_error
                 )
@@ -267,7 +267,7 @@ async def positions_of(
         rows = answer.groups[0].topics[0].partitions
         return {TopicPartition(TOPIC, row.partition_index): row.committed_offset for row in rows}
 
-    found = await cluster.retrying(attempt)
+    found = await cluster.retry(attempt)
     known = {(p.topic, p.partition): offset for p, offset in found.items() if offset >= 0}
     history.offsets("observer", before, known)
     history.committed |= known  # Violations for smaller offsets were excused above.

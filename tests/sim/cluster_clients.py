@@ -14,14 +14,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
-from shoal.client.cluster import Cluster, TopicPartition
-from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.consumer import ConsumerMembership, GroupConsumer, Reset
+from shoal.client.consume.consumer import ConsumerMembership, GroupConsumer
+from shoal.client.consume.fetcher import Isolation
+from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import ClientError, KafkaError, expect
-from shoal.client.fetcher import Isolation
+from shoal.client.net.cluster import Cluster, TopicPartition
 from shoal.client.settings import Settings
-from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_histories import ClassicHistory, Histories
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from sim.cluster_queues import Queues
     from sim.cluster_ranges import RangesHistory
     from sim.cluster_streams import Application
+    from sim.cluster_tenants import TenantsHistory
+    from sim.cluster_unique import UniqueHistory
 
 TOPIC, GROUP, SHARE_GROUP = "orders", "readers", "workers"
 PARTITIONS = 2
@@ -70,6 +73,12 @@ class Workload:
         self.ranges: RangesHistory
         #: The part "ordered", if the run has it.
         self.ordered: OrderedHistory
+        #: The part "unique", if the run has it.
+        self.unique: UniqueHistory
+        #: The part "tenants", if the run has it.
+        self.tenants: TenantsHistory
+        #: Further checks of all brokers.
+        self.looks: list[Callable[[], None]] = []
         #: Whether all of the output was read at the end.
         self.audited = False
         self.producing = True
@@ -107,6 +116,8 @@ class Workload:
         """Check all brokers. Raises `Violation`."""
         self.logs.look()
         self.shares.look()
+        for look in self.looks:
+            look()
 
     def run(self, name: str, program: Program) -> Machine:
         machine = self.cluster.client(name)
@@ -121,7 +132,7 @@ class Workload:
     async def _program(self, machine: Machine, program: Program) -> None:
         """Run the program until it completes once."""
         name = machine.name
-        settings = Settings.of(
+        settings = Settings.from_bootstrap(
             self.cluster.bootstrap,
             {
                 "client.id": name,
@@ -167,7 +178,7 @@ async def prepare(load: Workload, client: Client, _name: str) -> None:
     error = made[TOPIC]
     if isinstance(error, KafkaError) and error.code != ErrorCode.topic_already_exists:
         raise error
-    group = Resource(ResourceType.GROUP, SHARE_GROUP)
+    group = ConfigResource(ConfigResourceType.GROUP, SHARE_GROUP)
     changes = [
         ConfigChange("share.auto.offset.reset", "earliest"),
         ConfigChange("share.delivery.count.limit", str(DELIVERY_COUNT_LIMIT)),
@@ -305,7 +316,7 @@ async def read_all(load: Workload, client: Client, name: str) -> None:
         last = ends[where].offset - 1
         if last < 0:
             continue
-        async for fetched in client.fetcher.range(where.topic, where.partition, 0, last):
+        async for fetched in client.fetcher.fetch_range(where.topic, where.partition, 0, last):
             for record in fetched.records():
                 if record.offset <= last:
                     final[(where.topic, where.partition, record.offset)] = record.value
@@ -337,7 +348,7 @@ def voter(machine: BrokerMachine, *, added: bool) -> Program:
             "voter_directory_id": broker.directory.directory_id,
         }
         if added:
-            listeners = [e._asdict() for e in broker.registration.quorum_endpoints()]
+            listeners = [e._asdict() for e in broker.registration.get_quorum_endpoints()]
             fields |= {"timeout_ms": 2_000, "listeners": listeners, "ack_when_committed": True}
         key = ApiKey.ADD_RAFT_VOTER if added else ApiKey.REMOVE_RAFT_VOTER
         while True:

@@ -229,7 +229,7 @@ def disk_error(load: Workload, rng: Random) -> End:
 
 def disk_full(load: Workload, rng: Random) -> End:
     machine = _any(load, rng)
-    machine.disk.capacity_bytes = machine.disk.used_bytes() + rng.choice((0, 300, 5000))
+    machine.disk.capacity_bytes = machine.disk.count_used_bytes() + rng.choice((0, 300, 5000))
     load.kernel.trace(f"{machine.name} has a full disk")
 
     def end() -> None:

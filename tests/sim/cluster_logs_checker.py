@@ -7,7 +7,7 @@
 * `leader_completeness`: the leader of the newest epoch has everything that was committed.
 * `last_stable_offset`: a replica's is the start of the first transaction that has no marker below
   its high watermark, by what was committed.
-* `aborted_transactions`: at the end of a run, a replica's index of them equals that of the
+* `find_aborted_transactions`: at the end of a run, a replica's index of them equals that of the
   committed transactions.
 """
 
@@ -17,7 +17,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata.names import METADATA_TOPIC
-from shoal.record.batch import BatchHeader, headers
+from shoal.record.batch import BatchHeader, iter_headers
 from shoal.record.control import ControlType, read_marker
 from sim.cluster_kernel import Violation
 
@@ -173,7 +173,7 @@ class LogsChecker:
             read = log.read(at, _READ_BYTES, max_offset=end)
             if not read.data:
                 break
-            for position, header in headers(read.data):
+            for position, header in iter_headers(read.data):
                 data = bytes(read.data[position : position + header.size])
                 batch = Batch(
                     header.base_offset, header.next_offset, hashlib.blake2b(data).digest()[:16]
@@ -225,7 +225,7 @@ class LogsChecker:
         if partition.log.log_end_offset <= high_watermark:
             return known
         tail = partition.log.read(high_watermark, _READ_BYTES).data
-        over = {h.producer_id for _, h in headers(tail) if h.is_control}
+        over = {h.producer_id for _, h in iter_headers(tail) if h.is_control}
         over |= {t.producer_id for t in committed.ended if t.marker >= high_watermark}
         firsts = [f for producer_id, f in committed.open.items() if producer_id not in over]
         return min([first for first in firsts if first < high_watermark], default=high_watermark)
@@ -243,7 +243,7 @@ class LogsChecker:
     def _aborted(self, machine: BrokerMachine, partition: Partition, committed: Committed) -> None:
         end = min(partition.high_watermark, committed.end)
         wanted = [t[:3] for t in committed.ended if t.aborted and t.marker < end]
-        found = partition.log.aborted_transactions(partition.log.log_start_offset, end)
+        found = partition.log.find_aborted_transactions(partition.log.log_start_offset, end)
         there = [t[:3] for t in found if t.last_offset < end]
         if there != [t for t in wanted if t[2] >= partition.log.log_start_offset]:
             raise Violation(

@@ -10,11 +10,11 @@ import errno
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from shoal.client.environment import Environment
+from shoal.client.net.environment import Environment
 from shoal.log.memory import MemoryStorage
 from shoal.server.system import System
 from sim.cluster_kernel import Kernel, Process
-from sim.cluster_network import FIN, RESET, Host, ListenSocket, Network
+from sim.cluster_network import FIN, RESET, BoundSocket, Host, Network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,10 +174,10 @@ class SimSystem(System):
         self.monotonic_ns = kernel.monotonic_ns
         self.random_bytes = kernel.entropy.randbytes
 
-    def listen(self, host: str, port: int, backlog: int) -> Any:
-        return ListenSocket(self._process, port)
+    def bind(self, host: str, port: int) -> Any:
+        return BoundSocket(self._process, port)
 
-    def logger(self, **context: Any) -> _Log:
+    def make_logger(self, **context: Any) -> _Log:
         return _Log(self._kernel, context)
 
 

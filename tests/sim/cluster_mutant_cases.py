@@ -54,26 +54,32 @@ def of_order(mutant: str, seed: int = 1) -> Case:
     return Case(mutant, ("ordered-late",), seed, 1, [], parts=("ordered",), duration_s=4.0)
 
 
+def of_tenants(mutant: str, *caught_by: str, seed: int = 3, brokers: int = 1) -> Case:
+    """Return the case of a broken rule of fairness between tenants, or of their limits."""
+    return Case(mutant, caught_by, seed, brokers, [], parts=("tenants",), duration_s=4.0)
+
+
 #: Broken rules of logs, transactions, consumer groups and classic groups.
 OF_LOGS = [
     Case("commits_by_itself", LOST, 8, 3, ["partition"]),
     Case(
         "commits_before_it_has_synced",
         LOST,
-        1,
+        2,
         1,
         [*["slow_disk"] * 2, *["power_loss"] * 8],
         synced=True,
         duration_s=8.0,
     ),
-    Case("forgets_sequences", ("duplicate",), 2, 1, ["broken_connections"] * 10, duration_s=6.0),
+    Case("reads_no_ids", ("unique-twice",), 1, 3, ["crash"] * 4, parts=("unique",)),
+    Case("forgets_sequences", ("duplicate",), 5, 1, ["broken_connections"] * 10, duration_s=6.0),
     Case("takes_commits_of_old_members", ("offset-regression",), 24, 3, ["client_pause"] * 6),
     Case("keeps_share_state_in_memory", ("share-redelivered",), 1, 1, ["restart"]),
-    Case("forgets_deliveries", ("share-delivery-count",), 3, 1, ["crash"] * 3),
+    Case("forgets_deliveries", ("share-delivery-count",), 4, 1, ["crash"] * 3),
     Case(
         "takes_accepts_of_all",
         ("share-two-holders", "share-late-accept"),
-        1,
+        12,
         1,
         ["client_pause"] * 12,
         duration_s=20.0,
@@ -110,7 +116,7 @@ OF_LOGS = [
     ),
 ]
 
-#: Broken rules of share groups, streams groups, key ranges and ordered transactions.
+#: Broken rules of share groups, streams groups, key ranges, ordered transactions and tenants.
 OF_QUEUES = [
     of_queues("ends_locks_early", "share-lock-overlap"),
     of_queues("ends_locks_late", "share-late-accept"),
@@ -130,7 +136,7 @@ OF_QUEUES = [
     of_queues("wakes_nobody", "share-stuck", seed=3),
     of_streams("gives_tasks_that_others_own", "streams-two-owners", seed=23),
     of_streams("gives_before_it_revokes", "streams-revoked-first", "streams-two-owners", seed=23),
-    of_streams("forgets_copies", "streams-copies-two-owners", seed=6),
+    of_streams("forgets_copies", "streams-copies-two-owners", seed=12),
     of_streams("leaves_out_a_task", "streams-coverage", seed=6),
     of_streams(
         "takes_commits_of_former_owners",
@@ -141,7 +147,7 @@ OF_QUEUES = [
     of_streams("makes_a_partition_too_many", "streams-internal-topics", seed=6),
     of_streams("begins_with_epoch_one", "streams-epoch", seed=6, faults=["crash"]),
     of_ranges(
-        "gives_key_ranges_that_others_own", "ranges-two-owners", "ranges-late-commit", seed=5
+        "gives_key_ranges_that_others_own", "ranges-two-owners", "ranges-late-commit", seed=6
     ),
     Case(
         "takes_commits_of_former_range_owners",
@@ -152,7 +158,7 @@ OF_QUEUES = [
         parts=("ranges",),
         duration_s=20.0,
     ),
-    of_ranges("starts_ranges_at_the_stable_offset", "ranges-redelivered", seed=4),
+    of_ranges("starts_ranges_at_the_stable_offset", "ranges-redelivered", seed=7),
     of_ranges("forgets_positions_of_others", "ranges-redelivered", "offset-regression"),
     of_ranges("commits_for_all_ranges", "ranges-unfinished", "unseen"),
     of_ranges("reports_the_highest_position", "ranges-unfinished", seed=2),
@@ -161,6 +167,12 @@ OF_QUEUES = [
     of_ranges("reads_whole_partitions", "ranges-foreign-record"),
     of_order("commits_out_of_turn"),
     of_order("sends_out_of_turn"),
+    of_tenants("grants_limits_by_partition", "tenant-limit"),
+    of_tenants("grants_limits_by_broker", "tenant-limit", brokers=3),
+    of_tenants("exceeds_a_tenants_limit_by_one", "tenant-limit"),
+    of_tenants("fills_buckets_twice_as_fast", "tenant-rate"),
+    of_tenants("forgets_who_waits_for_a_limit", "liveness"),
+    of_tenants("serves_tenants_by_the_log", "tenant-starved", seed=2),
 ]
 
 

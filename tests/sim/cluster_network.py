@@ -38,7 +38,7 @@ class Host:
         self.name = name
         self.address = address
         self.powered = True
-        self.listening: dict[int, ListenSocket] = {}
+        self.listening: dict[int, Server] = {}
         self.sockets: dict[Transport, None] = {}
         self._port = 40_000
 
@@ -57,7 +57,7 @@ class Host:
         """Lose power; peers get no notification."""
         self.powered = False
         for listening in list(self.listening.values()):
-            listening.close(silent=True)
+            listening.close()
         for transport in list(self.sockets):
             transport.closing = True
             transport.out.clear()
@@ -99,8 +99,8 @@ class Network:
             call.given_up()
             raise
 
-    def serve(self, process: Process, factory: Any, listening: ListenSocket) -> Server:
-        return Server(process, factory, listening)
+    def serve(self, process: Process, factory: Any, bound: BoundSocket) -> Server:
+        return Server(process, factory, bound)
 
     def connections(self) -> list[Transport]:
         """The client ends of all connections, in the order they were made."""
@@ -160,7 +160,7 @@ class _Call:
         ours.peer, theirs.peer = theirs, ours
         self.transport = ours
         kernel.trace(f"{ours} opened")
-        listening.came(theirs)
+        listening.accept(theirs)
         at = theirs.arrives_at = kernel.now + network.delay()
         kernel.at(at, self._made, self.process)
 
@@ -182,53 +182,41 @@ class _Call:
             self.transport.cut_off(RESET)
 
 
-class ListenSocket:
-    """A bound and listening socket, as returned by `bound_socket`."""
+class BoundSocket:
+    """A bound socket, as returned by `bind_socket`. It refuses connections until a server listens
+    on it."""
 
     def __init__(self, process: Process, port: int) -> None:
         self.process = process
         self.host = process.host
         self.port = port
-        self.backlog: deque[Transport] = deque()
-        self.server: Server | None = None
         assert port not in self.host.listening, f"port {port} of {self.host.name} is taken"
-        self.host.listening[port] = self
 
     def getsockname(self) -> tuple[str, int]:
         return self.host.address, self.port
 
-    def came(self, transport: Transport) -> None:
-        if self.server is None:
-            self.backlog.append(transport)
-        else:
-            self.server.accept(transport)
-
-    def close(self, *, silent: bool = False) -> None:
-        if self.host.listening.get(self.port) is self:
-            del self.host.listening[self.port]
-        if not silent:
-            while self.backlog:
-                self.backlog.popleft().cut_off(RESET)
+    def close(self) -> None:
+        """Release the port, on which nothing listens."""
 
 
 class Server:
     """A listening socket that accepts."""
 
-    def __init__(self, process: Process, factory: Any, listening: ListenSocket) -> None:
-        self._process, self._factory, self._listening = process, factory, listening
-        listening.server = self
-        while listening.backlog:
-            self.accept(listening.backlog.popleft())
+    def __init__(self, process: Process, factory: Any, bound: BoundSocket) -> None:
+        self.process, self._factory = process, factory
+        self._host, self._port = bound.host, bound.port
+        self._host.listening[self._port] = self
 
     def accept(self, transport: Transport) -> None:
-        self._process.loop.call_soon(self._accept, transport)
+        self.process.loop.call_soon(self._accept, transport)
 
     def _accept(self, transport: Transport) -> None:
         if not transport.closing:
             transport.begin(self._factory())
 
     def close(self) -> None:
-        self._listening.close()
+        if self._host.listening.get(self._port) is self:
+            del self._host.listening[self._port]
 
 
 class Transport(asyncio.Transport):

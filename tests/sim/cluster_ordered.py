@@ -14,11 +14,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import GroupConsumer, Reader, Reset
+from shoal.client.admin.topics import NewTopic
+from shoal.client.consume.consumer import GroupConsumer, Reader
+from shoal.client.consume.fetcher import Isolation
+from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import KafkaError, TransactionAbortable, expect
-from shoal.client.fetcher import Isolation
-from shoal.client.topics import NewTopic
+from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.errors import ErrorCode
 from sim import cluster_ranges as ranges
 from sim.cluster_clients import PARTITIONS, TOPIC, Workload, wait
@@ -130,7 +131,9 @@ async def read_to_the_end(load: Workload, client: Client, name: str) -> None:
     ends = expect(await client.admin.topics.offsets(dict.fromkeys(_SOURCES, -1)))
     for where in _SOURCES:
         if last := ends[where].offset:
-            async for fetched in client.fetcher.range(where.topic, where.partition, 0, last - 1):
+            async for fetched in client.fetcher.fetch_range(
+                where.topic, where.partition, 0, last - 1
+            ):
                 records |= {(where.partition, r.offset) for r in fetched.records()}
     records = {(p, offset) for p, offset in records if offset < ends[_SOURCES[p]].offset}
     copies: list[tuple[Place, str]] = []

@@ -18,8 +18,8 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
@@ -79,11 +79,11 @@ class Lane:
             if answer.error_code:
                 raise KafkaError(answer.error_code, "requesting a producer id")
             self._producer_id = answer.producer_id
-        topic = await cluster.topic(self._where.topic)
-        leader = await cluster.leader(*self._where)
+        topic = await cluster.get_topic(self._where.topic)
+        leader = await cluster.find_leader(*self._where)
         if self._random.random() < 0.1:
             leader = self._random.choice(sorted(self._load.cluster.brokers))  # By old metadata.
-        link = await cluster.connection(leader, self._name)
+        link = await cluster.get_connection(leader, self._name)
         loop = asyncio.get_running_loop()
         tasks: list[asyncio.Task[Any]] = []
         sent = list(self._unacknowledged)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.cluster import GROUP, TRANSACTION, Cluster, TopicPartition
 from shoal.client.errors import STALE_METADATA, ClientError, KafkaError
+from shoal.client.net.cluster import GROUP, TRANSACTION, Cluster, TopicPartition
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
@@ -73,10 +73,12 @@ class TransactionalProducer:
         )
 
         async def attempt() -> int:
-            topic = await self.cluster.topic(where.topic)
+            topic = await self.cluster.get_topic(where.topic)
             try:
-                link = await self.cluster.connection(await self.cluster.leader(*where), "produce")
-                version = link.version(ApiKey.PRODUCE, 11 if self.version == 1 else None)
+                link = await self.cluster.get_connection(
+                    await self.cluster.find_leader(*where), "produce"
+                )
+                version = link.choose_version(ApiKey.PRODUCE, 11 if self.version == 1 else None)
                 body = {
                     "transactional_id": self.transactional_id,
                     "acks": -1,
@@ -100,7 +102,7 @@ class TransactionalProducer:
                 raise KafkaError(row.error_code, f"writing to {where}")
             return int(row.base_offset)
 
-        offset = await self.cluster.retrying(attempt)
+        offset = await self.cluster.retry(attempt)
         self._sequences[where] = sequence + len(values)
         return offset
 
@@ -119,7 +121,7 @@ class TransactionalProducer:
             "group_id": group,
             "topics": [{"name": where.topic, "partitions": [partition]}],
         }
-        version = 4 if self.version == 1 else None
+        version = 4 if self.version == 1 else 5  # Version 6 has topic ids.
         await self._coordinated(
             ApiKey.TXN_OFFSET_COMMIT,
             body,
@@ -163,6 +165,6 @@ class TransactionalProducer:
     ) -> Any:
         """Ask the coordinator (by default of the transactional id), and retry retriable errors."""
         name, kind = of or (self.transactional_id, TRANSACTION)
-        return await self.cluster.retrying(
+        return await self.cluster.retry(
             lambda: ask_coordinator(self.cluster, name, key, body, version, kind=kind, code=code)
         )

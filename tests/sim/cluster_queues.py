@@ -11,10 +11,10 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import KafkaError, expect
-from shoal.client.topics import NewTopic
+from shoal.client.net.cluster import TopicPartition
 from shoal.coordinator.share.dead_letters import PREFIX
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import Workload, wait
@@ -95,11 +95,13 @@ async def prepare(load: Workload, client: Client, _name: str) -> None:
         if isinstance(made, KafkaError) and made.code != ErrorCode.topic_already_exists:
             raise made
     changes = {
-        Resource(ResourceType.GROUP, group): [ConfigChange(*item) for item in configs.items()]
+        ConfigResource(ConfigResourceType.GROUP, group): [
+            ConfigChange(*item) for item in configs.items()
+        ]
         for group, configs in _GROUPS.items()
     }
     enable = ConfigChange("errors.deadletterqueue.group.enable", "true")
-    changes[Resource(ResourceType.TOPIC, LETTERS)] = [enable]
+    changes[ConfigResource(ConfigResourceType.TOPIC, LETTERS)] = [enable]
     for refused in (await client.admin.configs.alter(changes)).values():
         if refused is not None:
             raise refused
@@ -167,7 +169,7 @@ async def _all(client: Client, topic: str) -> AsyncIterator[StoredRecord]:
     where = TopicPartition(topic, 0)
     end = expect(await client.admin.topics.offsets({where: -1}))[where].offset
     if end > 0:
-        async for fetched in client.fetcher.range(topic, 0, 0, end - 1):
+        async for fetched in client.fetcher.fetch_range(topic, 0, 0, end - 1):
             for record in fetched.records():
                 if record.offset < end:
                     yield record

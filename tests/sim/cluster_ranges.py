@@ -24,15 +24,16 @@ import random
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.consumer import ConsumedRecord, GroupConsumer, Reset, first_starts
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.consume.consumer import GroupConsumer
+from shoal.client.consume.fetcher import Isolation
+from shoal.client.consume.range_positions import RangePosition, RangePositions
+from shoal.client.consume.shared_partitions import SharedPartitions, Stored
+from shoal.client.consume.start_offsets import Reset, find_initial_offsets
 from shoal.client.errors import expect
-from shoal.client.fetcher import Isolation
-from shoal.client.range_positions import Piece, RangePositions
-from shoal.client.shared_partitions import SharedPartitions, Stored
-from shoal.coordinator.group import key_range_loads
-from shoal.record.key_hash import record_hash
+from shoal.client.net.cluster import TopicPartition
+from shoal.coordinator.group.key_ranges import key_range_loads
+from shoal.record.key_hash import hash_record
 from sim.cluster_clients import PARTITIONS, RETRIED_S, TOPIC, WatchedMembership, Workload, wait
 from sim.cluster_histories import GroupOffsets
 from sim.cluster_kernel import Violation
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shoal.client.client import Client
+    from shoal.client.consume import consumer as consuming
     from sim.cluster_shares import Record, Where
 
 GROUP = "sharers"
@@ -127,7 +129,9 @@ class RangesHistory:
         self.events += 1
         return self.events
 
-    def started(self, who: str, where: Where, pieces: Iterable[Piece], known: Positions) -> None:
+    def started(
+        self, who: str, where: Where, pieces: Iterable[RangePosition], known: Positions
+    ) -> None:
         """A member begins to read pieces. `known` is what was committed when it asked."""
         for first, last, position in pieces:
             for part in parts_of(first, last):
@@ -143,7 +147,7 @@ class RangesHistory:
                 self.stable.went_back(where, position)
 
     def accepted(
-        self, who: str, where: Where, pieces: Iterable[Piece], sent: float, event: int
+        self, who: str, where: Where, pieces: Iterable[RangePosition], sent: float, event: int
     ) -> None:
         """A commit was accepted that was sent at `sent`, after `event`."""
         for first, last, position in pieces:
@@ -216,18 +220,26 @@ class WatchedPositions(RangePositions):
         self._sent, self._event = 0.0, 0
         self._loose: set[tuple[Where, int, int]] = set()
 
-    def start(self, where: TopicPartition, pieces: Iterable[Piece], *, committed: bool) -> None:
-        added = list(pieces)
-        place = where.topic, where.partition
+    def start(
+        self,
+        partition: TopicPartition,
+        range_positions: Iterable[RangePosition],
+        *,
+        committed: bool,
+    ) -> None:
+        added = list(range_positions)
+        place = partition.topic, partition.partition
         self._history.started(self._who, place, added, self.known[place])
         for first, last, position in added:
             self._next |= {(place, part): position for part in parts_of(first, last)}
-        super().start(where, added, committed=committed)
+        super().start(partition, added, committed=committed)
 
-    def to_commit(self, *, passed: bool = False) -> dict[TopicPartition, tuple[Piece, ...]]:
+    def collect_uncommitted(
+        self, *, passed: bool = False
+    ) -> dict[TopicPartition, tuple[RangePosition, ...]]:
         """Note the time: a commit is sent with the result at once."""
         self._sent, self._event = self._load.now, self._history.tick()
-        found = super().to_commit(passed=passed)
+        found = super().collect_uncommitted(passed=passed)
         sent = {
             ((where.topic, where.partition), part, position)
             for where, pieces in found.items()
@@ -238,18 +250,20 @@ class WatchedPositions(RangePositions):
         self._history.loose |= sent
         return found
 
-    def committed(self, where: TopicPartition, pieces: Iterable[Piece]) -> None:
-        added = list(pieces)
-        place = where.topic, where.partition
+    def on_committed(
+        self, partition: TopicPartition, range_positions: Iterable[RangePosition]
+    ) -> None:
+        added = list(range_positions)
+        place = partition.topic, partition.partition
         self._history.accepted(self._who, place, added, self._sent, self._event)
         if self._load.now - self._sent < RETRIED_S:
             self._history.loose -= {one for one in self._loose if one[0] == place}
-        super().committed(where, added)
+        super().on_committed(partition, added)
 
-    def processed(self, record: ConsumedRecord) -> None:
+    def processed(self, record: consuming.Record) -> None:
         """The program has processed a record that `poll` returned."""
         where = TopicPartition(record.topic, record.partition)
-        hash_ = record_hash(record.key, record.offset)
+        hash_ = hash_record(record.key, record.offset)
         ranges = self.owned.get(where, ())
         if not any(first <= hash_ <= last for first, last in ranges):
             raise Violation("ranges-foreign-record", f"{self._who} has {ranges} and got {record}")
@@ -268,18 +282,18 @@ class WatchedShared(SharedPartitions):
     def watch(self, history: RangesHistory, positions: WatchedPositions) -> None:
         self._history, self.positions = history, positions
 
-    async def _committed(
+    async def _request_committed(
         self, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, list[Stored]]:
         known = {where: list(some) for where, some in self._history.committed.items()}
         assert isinstance(self.positions, WatchedPositions)
         self.positions.known = known
-        return await super()._committed(partitions)
+        return await super()._request_committed(partitions)
 
 
 async def prepare(_load: Workload, client: Client, _name: str) -> None:
     """Allow key ranges for the topic."""
-    topic = Resource(ResourceType.TOPIC, TOPIC)
+    topic = ConfigResource(ConfigResourceType.TOPIC, TOPIC)
     changes = [ConfigChange("shoal.key.ranges.enable", "true")]
     for refused in (await client.admin.configs.alter({topic: changes})).values():
         if refused is not None:
@@ -304,7 +318,7 @@ async def _join(load: Workload, client: Client) -> GroupConsumer:
         cluster,
         membership,
         isolation=Isolation.READ_UNCOMMITTED,
-        starts=lambda partitions: first_starts(cluster, GROUP, partitions, Reset.EARLIEST),
+        starts=lambda partitions: find_initial_offsets(cluster, GROUP, partitions, Reset.EARLIEST),
     )
     shared.watch(history, WatchedPositions(history, load, membership.member_id))
     return GroupConsumer(
@@ -363,9 +377,9 @@ async def read_to_the_end(load: Workload, client: Client, name: str) -> None:
         if not ends[where].offset:
             continue
         last = ends[where].offset - 1
-        async for fetched in client.fetcher.range(where.topic, where.partition, 0, last):
+        async for fetched in client.fetcher.fetch_range(where.topic, where.partition, 0, last):
             for record in fetched.records():
                 if record.offset <= last:
-                    part = part_of(record_hash(record.key, record.offset))
+                    part = part_of(hash_record(record.key, record.offset))
                     log[where.topic, where.partition, record.offset] = part
     load.ranges.log = log

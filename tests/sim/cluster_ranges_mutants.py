@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.range_positions import Cursor, RangePositions
-from shoal.client.transactional_producer import TransactionalProducer
-from shoal.coordinator.group import individual_commit, offsets
-from shoal.coordinator.group.consumer_group import ConsumerGroup
-from shoal.coordinator.group.key_slots import ALL
+from shoal.client.consume.range_positions import RangeCursor, RangePositions
+from shoal.client.produce.transactional import TransactionalProducer
+from shoal.coordinator.group.consumer.consumer_group import ConsumerGroup
+from shoal.coordinator.group.key_ranges.key_slots import ALL
+from shoal.coordinator.group.offsets import individual_commit, offsets, requests
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
-from shoal.record.hashed_batches import HashedBatches, Selected
+from shoal.record.hashed_batches import HashedBatches, SelectedBatches
 from shoal.record.key_ranges import KeyRanges
 from sim import cluster_ranges
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pytest
-    from shoal.coordinator.group.individual_commit import Pieces
+    from shoal.coordinator.group.offsets.individual_commit import KeyRangePositions
 
 
 def gives_key_ranges_that_others_own(patch: pytest.MonkeyPatch) -> None:
     """A member gets its key ranges at once, before their owners have given them up."""
-    real = ConsumerGroup.free_slots
+    real = ConsumerGroup.find_free_slots
 
     def free(self: ConsumerGroup, partition: Any, member: Any) -> int:
         return ALL if partition in self.sharers else real(self, partition, member)
 
-    patch.setattr(ConsumerGroup, "free_slots", free)
+    patch.setattr(ConsumerGroup, "find_free_slots", free)
 
 
 def takes_commits_of_former_range_owners(patch: pytest.MonkeyPatch) -> None:
@@ -43,43 +43,47 @@ def takes_commits_of_former_range_owners(patch: pytest.MonkeyPatch) -> None:
         return real(self, **request)
 
     patch.setattr(ConsumerGroup, "check_offset_commit", check)
-    patch.setattr(offsets.Offsets, "_check_owner", lambda self, request, topic, p: None)
+    patch.setattr(offsets.OffsetManager, "_check_owner", lambda self, request, topic, p: None)
 
 
 def starts_ranges_at_the_stable_offset(patch: pytest.MonkeyPatch) -> None:
     """OffsetFetch returns no positions of key ranges."""
-    real = offsets._fetched
+    real = offsets._build_offset_response
 
     def fetched(*arguments: Any, **options: Any) -> Mapping[str, Any]:
         return real(*arguments, **{**options, "key_ranges_wanted": False})
 
-    patch.setattr(offsets, "_fetched", fetched)
+    patch.setattr(offsets, "_build_offset_response", fetched)
 
 
 def forgets_positions_of_others(patch: pytest.MonkeyPatch) -> None:
     """A commit replaces the positions of all key ranges of its partition."""
-    real = individual_commit.committed
+    real = individual_commit.apply_commits
 
-    def committed(_current: Pieces | None, commits: Any, *rest: Any) -> Pieces:
+    def committed(
+        _current: KeyRangePositions | None, commits: Any, *rest: Any
+    ) -> KeyRangePositions:
         return real(None, commits, *rest)
 
-    patch.setattr(individual_commit, "committed", committed)
+    patch.setattr(individual_commit, "apply_commits", committed)
 
 
 def commits_for_all_ranges(patch: pytest.MonkeyPatch) -> None:
     """A commit of a key range counts for the key ranges of other members too."""
-    real = individual_commit.committed
+    real = individual_commit.apply_commits
 
-    def committed(current: Pieces | None, commits: Any, *rest: Any) -> Pieces:
+    def committed(current: KeyRangePositions | None, commits: Any, *rest: Any) -> KeyRangePositions:
         return real(current, [(0, KEY_HASH_MAX, commit) for _, _, commit in commits], *rest)
 
-    patch.setattr(individual_commit, "committed", committed)
+    patch.setattr(individual_commit, "apply_commits", committed)
 
 
 def reports_the_highest_position(patch: pytest.MonkeyPatch) -> None:
     """The stable offset is the highest position of the key ranges."""
     patch.setattr(
-        individual_commit, "stable_offset", lambda pieces: max(p.stable_offset for *_, p in pieces)
+        individual_commit,
+        "get_stable_offset",
+        lambda pieces: max(p.stable_offset for *_, p in pieces),
     )
 
 
@@ -89,7 +93,7 @@ def leaves_out_half_of_each_range(patch: pytest.MonkeyPatch) -> None:
 
     def select(
         self: HashedBatches, first: int, past: int, ranges: KeyRanges, *rest: Any, min_one: bool
-    ) -> Selected:
+    ) -> SelectedBatches:
         halves = KeyRanges((r.first, (r.first + r.last) // 2) for r in ranges)
         return real(self, first, past, halves, *rest, min_one=min_one)
 
@@ -101,7 +105,12 @@ def reads_the_last_record_again(patch: pytest.MonkeyPatch) -> None:
     real = RangePositions.advance
 
     def advance(
-        self: RangePositions, cursor: Cursor, position: int, *, delivered: bool, first: int = -1
+        self: RangePositions,
+        cursor: RangeCursor,
+        position: int,
+        *,
+        delivered: bool,
+        first: int = -1,
     ) -> None:
         real(self, cursor, position - delivered, delivered=delivered, first=first)
 
@@ -110,17 +119,17 @@ def reads_the_last_record_again(patch: pytest.MonkeyPatch) -> None:
 
 def reads_whole_partitions(patch: pytest.MonkeyPatch) -> None:
     """A member fetches the records of all keys."""
-    real = RangePositions.cursors
+    real = RangePositions.make_cursors
     patch.setattr(
         RangePositions,
-        "cursors",
+        "make_cursors",
         lambda self: [replace(cursor, key_ranges=None) for cursor in real(self)],
     )
 
 
 def commits_out_of_turn(patch: pytest.MonkeyPatch) -> None:
     """A commit in the order of a partition does not wait."""
-    patch.setattr(offsets.CommitRequest, "ordered", False)
+    patch.setattr(requests.CommitRequest, "is_ordered", False)
 
 
 def sends_out_of_turn(patch: pytest.MonkeyPatch) -> None:

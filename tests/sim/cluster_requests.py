@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.cluster import GROUP, Cluster
 from shoal.client.errors import STALE_COORDINATOR, ClientError, KafkaError
+from shoal.client.net.cluster import GROUP, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,11 +33,11 @@ async def ask_coordinator(
 ) -> Any:
     """Ask the coordinator of a group or transactional id once, in at most this version. Raises
     `KafkaError` for the error that `code` finds in the response."""
-    node = await cluster.coordinator(name, kind)
+    node = await cluster.find_coordinator(name, kind)
     try:
-        link = await cluster.connection(node, lane)
+        link = await cluster.get_connection(node, lane)
         answer = await link.request(
-            key, body, version=link.version(key, version), timeout_ms=timeout_ms
+            key, body, version=link.choose_version(key, version), timeout_ms=timeout_ms
         )
     except ClientError:
         cluster.forget_coordinator(name, kind)

@@ -21,7 +21,9 @@ from sim import cluster_queues as queues
 from sim import cluster_ranges as ranges
 from sim import cluster_share_clients as shares
 from sim import cluster_streams as streams
+from sim import cluster_tenants as tenants
 from sim import cluster_transactions as transactions
+from sim import cluster_unique as unique
 from sim.cluster_brokers import SimCluster
 from sim.cluster_clients import Workload
 from sim.cluster_faults import FAULTS, End
@@ -36,7 +38,18 @@ LOOK_S = 0.1
 REST_S = 60.0
 SHORT_UP_TO = 1000
 #: Optional parts of a run beside the producer, the consumer group and the share group.
-PARTS = ("transactions", "classic", "mixed", "queues", "streams", "ranges", "pipeline", "ordered")
+PARTS = (
+    "transactions",
+    "classic",
+    "mixed",
+    "queues",
+    "streams",
+    "ranges",
+    "pipeline",
+    "ordered",
+    "unique",
+    "tenants",
+)
 #: The shares of the drawn runs with an application of Kafka Streams, and of the others with a group
 #: that has key ranges. Each takes the place of other consumer groups, so that these runs do not
 #: cost more.
@@ -46,6 +59,12 @@ PIPELINE_SHARE = 0.2
 #: The share of the drawn runs with transactions in the order of partitions, in the place of other
 #: groups and transactions.
 ORDERED_SHARE, UNORDERED = 0.03, ("transactions", "streams", "ranges", *REPLACED)
+
+#: The share of the drawn runs with producers of unique jobs.
+UNIQUE_SHARE = 0.15
+#: The share of the drawn runs with a group that is fair between tenants, in the place of the other
+#: queues.
+TENANTS_SHARE = 0.15
 
 
 class Run:
@@ -89,6 +108,10 @@ class Run:
             drawn_parts = [*drawn_parts, "pipeline"]
         if random.Random(f"{seed} ordered").random() < ORDERED_SHARE:
             drawn_parts = [p for p in drawn_parts if p not in UNORDERED] + ["ordered"]
+        if random.Random(f"{seed} unique").random() < UNIQUE_SHARE:
+            drawn_parts = [*drawn_parts, "unique"]
+        if random.Random(f"{seed} fair").random() < TENANTS_SHARE:
+            drawn_parts = [p for p in drawn_parts if p != "queues"] + ["tenants"]
         self.parts = drawn_parts if parts is None else list(parts)
         self.rest_s = rest_s
 
@@ -156,10 +179,14 @@ class Run:
         ):
             for index in range(self.rng.randint(1, most) if part in self.parts else 0):
                 load.run(f"{part}-{index}", program)
-        if "streams" in self.parts:
-            self._streams()
-        if "ranges" in self.parts:
-            self._ranges()
+        for part, start in (
+            ("streams", self._streams),
+            ("ranges", self._ranges),
+            ("unique", self._unique),
+            ("tenants", self._tenants),
+        ):
+            if part in self.parts:
+                start()
         if "ordered" in self.parts:
             load.ordered = ordered.OrderedHistory()
             load.run("umpire", ordered.prepare)
@@ -194,6 +221,28 @@ class Run:
         for index in range(ranges.MEMBERS):
             load.run(f"sharer-{index}", ranges.share)
         load.run("surveyor", ranges.observe)
+
+    def _unique(self) -> None:
+        """Start two producers of the same jobs."""
+        load = self.load
+        load.unique = unique.UniqueHistory()
+        load.logs.on_batch(load.unique.on_batch)
+        load.run("registrar", unique.prepare)
+        self.cluster.until(lambda: load.unique.prepared, 30.0, "the topic is there")
+        for index in range(2):
+            load.run(f"vendor-{index}", unique.produce)
+
+    def _tenants(self) -> None:
+        """Start a group that is fair between tenants."""
+        load = self.load
+        load.tenants = tenants.TenantsHistory(load)
+        load.logs.on_batch(load.tenants.on_batch)
+        load.looks.append(load.tenants.look)
+        load.run("landlord", tenants.prepare)
+        self.cluster.until(lambda: load.tenants.prepared, 30.0, "the group has its configs")
+        load.run("guest", tenants.produce)
+        for index in range(2):
+            load.run(f"clerk-{index}", tenants.work)
 
     def _look(self) -> None:
         self.load.look()
@@ -257,6 +306,10 @@ class Run:
             load.application.finish(load.final)
         if "ranges" in self.parts:
             load.ranges.finish()
+        if "unique" in self.parts:
+            load.unique.finish()
+        if "tenants" in self.parts:
+            load.tenants.finish()
 
     def _rest_of_parts(self) -> None:
         """Wait until the optional parts are through."""
@@ -280,6 +333,9 @@ class Run:
             cluster.until(
                 lambda: load.ranges.log is not None, self.rest_s, "all key ranges are through"
             )
+        if "tenants" in self.parts:
+            load.run("last clerk of tenants", tenants.read_to_the_end)
+            cluster.until(lambda: load.tenants.is_through, self.rest_s, "all tenants are served")
         if "ordered" in self.parts:
             load.run("last umpire", ordered.read_to_the_end)
             cluster.until(lambda: load.ordered.is_through, self.rest_s, "all records are ranked")

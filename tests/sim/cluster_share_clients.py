@@ -7,12 +7,12 @@ import random
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.errors import ClientError, KafkaError, expect
-from shoal.client.share import (
+from shoal.client.share.member import (
     Acknowledgement,
     AcknowledgeType,
     AcquireMode,
     Acquisition,
-    Refusal,
+    RejectedAcknowledgement,
     ShareSession,
 )
 from shoal.protocol.errors import ErrorCode
@@ -139,7 +139,7 @@ class Worker:
         try:
             refusals = await session.acknowledge(acknowledgements)
         except ClientError as error:
-            self._answered(due, tuple(Refusal(a, error) for a in acknowledgements))
+            self._answered(due, tuple(RejectedAcknowledgement(a, error) for a in acknowledgements))
             raise
         self._answered(due, refusals)
 
@@ -149,7 +149,7 @@ class Worker:
             self.history.sending(choice.record, choice.delivery, choice.sent, choice.accepted)
         return [choice.acknowledgement for choice in due]
 
-    def _answered(self, due: list[_Choice], refusals: tuple[Refusal, ...]) -> None:
+    def _answered(self, due: list[_Choice], refusals: tuple[RejectedAcknowledgement, ...]) -> None:
         """Record the response to acknowledgements."""
         history, answered = self.history, self.load.now
         refused = {refusal.acknowledgement: refusal.error for refusal in refusals}

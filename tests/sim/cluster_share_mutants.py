@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.share import acquisition, records, selection
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.share_partition import SharePartition
-from shoal.coordinator.share.state_store import Change, ShareStateShard
+from shoal.coordinator.share.state_store import ShareStateShard, StateChange
 from shoal.coordinator.share.states import AVAILABLE, StateBatch
 from shoal.server.handlers import describe_share_group_offsets
 from shoal.server.share import group_settings
@@ -57,7 +57,7 @@ def passes_released_records(patch: pytest.MonkeyPatch) -> None:
         changes: list[StateBatch] = []
         runs = self.runs
         if len(runs) and runs.states[0] == AVAILABLE and runs.counts[0] > 0:
-            self.archive(runs.firsts[0], runs.last(0), changes)
+            self.archive(runs.firsts[0], runs.get_last(0), changes)
         real(self)
 
     patch.setattr(SharePartition, "advance", advance)
@@ -65,12 +65,12 @@ def passes_released_records(patch: pytest.MonkeyPatch) -> None:
 
 def loads_from_the_log_start(patch: pytest.MonkeyPatch) -> None:
     """A new leader starts at the log start, not at the group's start offset."""
-    real = SharePartition.load
+    real = SharePartition.from_state_batches
 
     def load(_start_offset: int, _batches: Any, **options: Any) -> SharePartition:
         return real(options["log_start_offset"], (), **options)
 
-    patch.setattr(SharePartition, "load", load)
+    patch.setattr(SharePartition, "from_state_batches", load)
 
 
 def takes_more_than_the_limit(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def counts_nothing_complete(patch: pytest.MonkeyPatch) -> None:
     until the start offset has passed them."""
     real = ShareStateShard.write
 
-    def write(self: ShareStateShard, *arguments: Any, **options: Any) -> Change:
+    def write(self: ShareStateShard, *arguments: Any, **options: Any) -> StateChange:
         return real(self, *arguments, **{**options, "delivery_complete_count": 0})
 
     patch.setattr(ShareStateShard, "write", write)
@@ -107,25 +107,27 @@ def counts_nothing_complete(patch: pytest.MonkeyPatch) -> None:
 
 def reports_no_complete_records(patch: pytest.MonkeyPatch) -> None:
     """The reported lag is the distance from the start offset to the end."""
-    real = describe_share_group_offsets._partition
+    real = describe_share_group_offsets._build_partition
 
-    def partition(index: int, summary: Mapping[str, Any], end: int) -> dict[str, Any]:
+    def partition(index: int, summary: Mapping[str, Any], end: int) -> Any:
         return real(index, {**summary, "delivery_complete_count": 0}, end)
 
-    patch.setattr(describe_share_group_offsets, "_partition", partition)
+    patch.setattr(describe_share_group_offsets, "_build_partition", partition)
 
 
 def forgets_settled_records_in_snapshots(patch: pytest.MonkeyPatch) -> None:
     """A snapshot of a share partition's state contains only its start offset."""
-    real = records.snapshot
+    real = records.encode_snapshot
     patch.setattr(
-        records, "snapshot", lambda key, **fields: real(key, **{**fields, "state_batches": ()})
+        records,
+        "encode_snapshot",
+        lambda key, **fields: real(key, **{**fields, "state_batches": ()}),
     )
 
 
 def knows_no_keys(patch: pytest.MonkeyPatch) -> None:
     """A group with key order gets records in log order, whatever their keys."""
-    patch.setattr(group_settings, "selection", lambda config: None)
+    patch.setattr(group_settings, "build_selection_policy", lambda config: None)
 
 
 def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
@@ -133,7 +135,7 @@ def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         DeadLetters,
         "add",
-        lambda self, ranges: self._leader.dead_letters_written(ranges, dropped=True),
+        lambda self, ranges: self._leader.on_dead_letters_written(ranges, dropped=True),
     )
 
 

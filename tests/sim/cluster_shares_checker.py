@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.contract import Record as StateRecord
-from shoal.coordinator.share.records import RecordType, ShareKey, decode, state_batches
+from shoal.coordinator.contract import CoordinatorRecord as StateRecord
+from shoal.coordinator.share.records import ShareKey, ShareRecordType, decode, read_state_batches
 from shoal.coordinator.share.state_store import NONE
 from shoal.coordinator.share.states import ACQUIRED, ARCHIVED, AVAILABLE, is_terminal
 from shoal.record.records import read_records
-from shoal.server.share.leader import Phase, ShareLeader
+from shoal.server.share.leader import LeaderPhase, ShareLeader
 from shoal.server.share.state_coordinator import TOPIC as STATES
 from sim.cluster_kernel import Violation
 from sim.cluster_shares import Hold, Letter, Record, ShareHistory, Where
@@ -93,7 +93,7 @@ class SharesChecker:
             for _, broker in self.cluster.running()
             if (topic := broker.image.topics.get(record[0])) is not None
             and (leader := broker.share.find(group, topic.topic_id, record[1])) is not None
-            and leader.phase is Phase.ACTIVE
+            and leader.phase is LeaderPhase.ACTIVE
         ]
         if len(found) != 1:
             return None
@@ -110,7 +110,7 @@ class SharesChecker:
         partitions = [
             partition
             for _, broker in self.cluster.running()
-            if (partition := broker.partitions.by_name(*where)) is not None
+            if (partition := broker.partitions.find_by_name(*where)) is not None
         ]
         alone = sum(partition.is_leader for partition in partitions) == 1
         committed = self.logs.committed.get(where)
@@ -119,7 +119,7 @@ class SharesChecker:
             end = max([end, *(partition.log.log_end_offset for partition in partitions)])
             for machine in self.cluster.brokers.values():
                 for broker in machine.past:
-                    partition = broker.partitions.by_name(*where)
+                    partition = broker.partitions.find_by_name(*where)
                     if partition is not None:
                         end = max(end, partition.high_watermark)
         return end, alone
@@ -131,7 +131,7 @@ class SharesChecker:
         for machine, broker in self.cluster.running():
             for of_group in broker.share.leaders.values():
                 for leader in of_group.values():
-                    if leader.phase is Phase.ACTIVE:
+                    if leader.phase is LeaderPhase.ACTIVE:
                         self._window(machine, broker, leader)
 
     def _window(self, machine: BrokerMachine, broker: Broker, leader: ShareLeader) -> None:
@@ -212,7 +212,7 @@ class SharesChecker:
                 continue
             if decoded.value is None:
                 self._committed.pop(decoded.key, None)
-            elif decoded.type is RecordType.SHARE_SNAPSHOT:
+            elif decoded.type is ShareRecordType.SHARE_SNAPSHOT:
                 self._snapshot(decoded.key, decoded.value)
             elif decoded.key in self._committed:
                 state = self._committed[decoded.key]
@@ -223,7 +223,9 @@ class SharesChecker:
         if known is None or known.state_epoch != value["state_epoch"]:
             known = self._committed[key] = _Committed(value["state_epoch"], value["start_offset"])
         start = max(known.start, value["start_offset"])
-        covered = {o for first, last, *_ in state_batches(value) for o in range(first, last + 1)}
+        covered = {
+            o for first, last, *_ in read_state_batches(value) for o in range(first, last + 1)
+        }
         for offset in sorted(known.terminal):
             if offset >= start and offset not in covered:
                 raise Violation("share-terminal", f"{key}: a snapshot is without {offset}")
@@ -241,7 +243,7 @@ class SharesChecker:
             raise Violation("share-start-offset", f"{key}: {state.start} to {start}, as committed")
         elif topic is not None and state.start >= 0:
             self._passed(key, topic, state.start, start)
-        for first, last, now, _ in state_batches(value):
+        for first, last, now, _ in read_state_batches(value):
             for offset in range(max(first, start), last + 1):
                 before = state.terminal.get(offset, now)
                 if before != now:
@@ -292,7 +294,7 @@ def _counted(share: SharePartition, name: str) -> tuple[int, int, int]:
     runs = share.runs
     complete = acquired = gaps = 0
     for row, state in enumerate(runs.states):
-        size = runs.last(row) - runs.firsts[row] + 1
+        size = runs.get_last(row) - runs.firsts[row] + 1
         if is_terminal(state):
             complete += size
             gaps += size if runs.counts[row] == 0 else 0
@@ -312,5 +314,5 @@ def _has_something(leader: ShareLeader) -> bool:
         return selection is not None and selection.may_choose() and not leader.is_full(settings)
     if AVAILABLE in share.runs.states:
         return True
-    new = share.end_offset < leader.limit(settings)
+    new = share.end_offset < leader.get_limit(settings)
     return new and share.in_flight < settings.max_record_locks

@@ -25,11 +25,12 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.client.cluster import Topic, TopicPartition
-from shoal.client.errors import ClientError, KafkaError, expect, transient
-from shoal.client.groups import CommittedOffset, Group, commit_body
+from shoal.client.admin.groups import CommittedOffset, Group, make_commit_body
+from shoal.client.errors import ClientError, KafkaError, expect, is_transient
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.net.metadata import Topic
 from shoal.coordinator.group.streams import target_assignment
-from shoal.coordinator.group.streams.streams_group import State
+from shoal.coordinator.group.streams.streams_group import StreamsGroupState
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -166,7 +167,7 @@ class Application:
         tasks = sorted(task for member in group.members for task in member.tasks)
         twice = len(set(tasks)) < len(tasks)
         missing = [f"{s}_{p}" for s, p in TASKS if f"{s}_{p}" not in tasks]
-        if twice or (group.state == State.STABLE and missing):
+        if twice or (group.state == StreamsGroupState.STABLE and missing):
             raise Violation("streams-coverage", f"{group.state} with {tasks}")
 
     def saw_topic(self, name: str, topic: Topic) -> None:
@@ -249,7 +250,7 @@ class Member:
         if (incarnation, epoch) != (self.incarnation, self.epoch):
             return  # A commit has found that the member was fenced.
         self._doubt, self._reported = False, reported
-        self._interval_s = codec.ms(answer.heartbeat_interval) / 1000
+        self._interval_s = codec.to_ms(answer.heartbeat_interval) / 1000
         if answer.active_tasks is not None:
             self.assigned = Tasks.of(answer)
         given = self.assigned.active - reported.active
@@ -372,7 +373,7 @@ class Member:
         new = moved.items() - history.loose
         history.loose |= new
         offsets = {w: CommittedOffset(offset) for w, offset in positions.items()}
-        body = commit_body(APPLICATION, self.member_id, self.epoch, offsets)
+        body = make_commit_body(APPLICATION, self.member_id, self.epoch, offsets)
         incarnation, sent = self.incarnation, load.now
         try:
             await self._ask(ApiKey.OFFSET_COMMIT, body, version=9, code=first_error)
@@ -384,7 +385,7 @@ class Member:
                 raise
             return
         except ClientError as error:
-            if not transient(error):
+            if not is_transient(error):
                 raise
             return
         if load.now - sent < RETRIED_S:
@@ -441,7 +442,9 @@ async def read_to_the_end(load: Workload, client: Client, name: str) -> None:
             for p in _PARTITIONS
             if max(committed.get(p, 0), app.history.committed.get(p, 0)) < ends[p].offset
         ]
-        stable = group is not None and group.state == State.STABLE and app.runs_all(group)
+        stable = (
+            group is not None and group.state == StreamsGroupState.STABLE and app.runs_all(group)
+        )
         if stable and not behind and set(app.topic_ids) == {REPARTITION, CHANGELOG}:
             break
         load.kernel.trace(f"{name} waits for {behind}, {group}")

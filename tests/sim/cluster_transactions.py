@@ -14,12 +14,12 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.cluster import Cluster, TopicPartition
-from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.topics import NewTopic
+from shoal.client.consume.fetcher import FetchedBatches, Isolation
 from shoal.client.errors import ClientError, KafkaError, check, expect
-from shoal.client.fetcher import Fetched, Isolation
-from shoal.client.share import Acknowledgement, AcknowledgeType
-from shoal.client.topics import NewTopic
+from shoal.client.net.cluster import Cluster, TopicPartition
+from shoal.client.share.member import Acknowledgement, AcknowledgeType
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import PARTITIONS, TOPIC, Workload, wait
@@ -144,7 +144,7 @@ async def _committed(cluster: Cluster, source: TopicPartition) -> int:
         check(found.error_code, f"offset of {source}")
         return max(0, found.committed_offset)
 
-    return await cluster.retrying(attempt)
+    return await cluster.retry(attempt)
 
 
 async def audit(load: Workload, client: Client, name: str) -> None:
@@ -162,7 +162,7 @@ async def audit(load: Workload, client: Client, name: str) -> None:
                 positions[where] = fetched.next_offset
 
 
-def _audited(load: Workload, name: str, fetched: Fetched) -> None:
+def _audited(load: Workload, name: str, fetched: FetchedBatches) -> None:
     entries = [(record.offset, record.value or b"") for record in fetched.records()]
     where = fetched.topic, fetched.partition
     load.transactions.audited(
@@ -172,7 +172,7 @@ def _audited(load: Workload, name: str, fetched: Fetched) -> None:
 
 async def examine(load: Workload, client: Client, name: str) -> None:
     """Run a member of a read-committed share group on the output that accepts every record."""
-    group = Resource(ResourceType.GROUP, EXAMINERS)
+    group = ConfigResource(ConfigResourceType.GROUP, EXAMINERS)
     changes = [
         ConfigChange("share.auto.offset.reset", "earliest"),
         ConfigChange("share.isolation.level", "read_committed"),
@@ -217,7 +217,7 @@ async def audit_all(load: Workload, client: Client, name: str) -> None:
         last = stable[where].offset - 1
         if last < 0:
             continue
-        async for fetched in client.fetcher.range(
+        async for fetched in client.fetcher.fetch_range(
             where.topic, where.partition, 0, last, isolation=Isolation.READ_COMMITTED
         ):
             _audited(load, name, fetched)

@@ -16,18 +16,17 @@ from uuid import UUID
 import object_stores
 import pytest
 from object_stores import FaultyStore
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.consume.fetcher import Isolation
 from shoal.client.errors import ClientError, expect
-from shoal.client.fetcher import Isolation
+from shoal.client.net.cluster import TopicPartition
 from shoal.client.settings import Settings
-from shoal.client.share import Acknowledgement, AcknowledgeType
-from shoal.coordinator.contract import Record
+from shoal.client.share.member import Acknowledgement, AcknowledgeType
+from shoal.coordinator.contract import CoordinatorRecord
 from shoal.coordinator.group import records as group_records
 from shoal.metadata.names import METADATA_TOPIC
-from shoal.server import broker as composition
-from shoal.server.tiered import restore
+from shoal.server.tiered import restore, service
 from shoal.server.tiered.key_ring import KeyDirectory
 from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 from shoal.tiered import backup
@@ -40,8 +39,8 @@ from sim.scenes import Scene, scene
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from shoal.client.transactional_producer import TransactionalProducer
-    from shoal.server.tiered.restore import PartitionReport, Report
+    from shoal.client.produce.transactional import TransactionalProducer
+    from shoal.server.tiered.restore import PartitionReport, RestoreReport
 
 CLUSTER = OF_CLUSTERS["shoal.cluster.id"]
 WORK, LETTERS = "work", "dlq.work"
@@ -117,7 +116,9 @@ class LostCluster:
     def _lose(self) -> None:
         """All processes end, and all disks are empty."""
         for topic in (WORK, LETTERS):
-            partitions = [b.partitions.by_name(topic, 0) for _, b in self.cluster.cluster.running()]
+            partitions = [
+                b.partitions.find_by_name(topic, 0) for _, b in self.cluster.cluster.running()
+            ]
             starts = [p.log.local_start_offset for p in partitions if p is not None]
             self.model.local_starts[topic] = max(starts, default=0)
         self.model.saved = self._saved_position()
@@ -132,10 +133,10 @@ class LostCluster:
         """Return the group's position in the backup, if the metadata there has its topic."""
         if not self._names(OFFSETS):
             return None
-        data = self.store.objects.get(backup.state_key(CLUSTER, OFFSETS, 0))
+        data = self.store.objects.get(backup.format_state_key(CLUSTER, OFFSETS, 0))
         found = None
-        for key, value in backup.pairs_of(backup.decode(data).body) if data else ():
-            decoded = None if key is None else group_records.decode(Record(key, value))
+        for key, value in backup.read_pairs(backup.decode(data).body) if data else ():
+            decoded = None if key is None else group_records.decode(CoordinatorRecord(key, value))
             if decoded is not None and decoded.value is not None and "offset" in decoded.value:
                 found = int(decoded.value["offset"])
         return found
@@ -157,7 +158,7 @@ class LostCluster:
         done: list[bool] = []
 
         async def run() -> None:
-            settings = Settings.of(self.cluster.cluster.bootstrap)
+            settings = Settings.from_bootstrap(self.cluster.cluster.bootstrap)
             while not done:
                 with contextlib.suppress(ClientError):
                     async with Client(settings, machine.environment()) as client:
@@ -189,7 +190,7 @@ class LostCluster:
 
     def _names(self, topic: str) -> bool:
         """Whether the metadata in the last backup has a topic."""
-        data = self.store.objects.get(backup.metadata_key(CLUSTER))
+        data = self.store.objects.get(backup.format_metadata_key(CLUSTER))
         return data is not None and topic.encode() in backup.decode(data).body
 
     async def _produce(self, client: Client) -> None:
@@ -272,14 +273,18 @@ class LostCluster:
         """Return the snapshot of the cluster's metadata in a node's data directory."""
         machine = self.cluster.cluster.brokers[id]
         folder = f"{machine.config.data_dir}/{METADATA_TOPIC}-0"
-        (name,) = [name for name in machine.disk.names(folder) if name.endswith(".checkpoint")]
+        (name,) = [
+            name for name in machine.disk.list_directory(folder) if name.endswith(".checkpoint")
+        ]
         return machine.disk.read_file(f"{folder}/{name}")
 
-    async def _restored(self, id: int) -> Report:
+    async def _restored(self, id: int) -> RestoreReport:
         """Repeat the restore of one node until the store allows it, as its user does."""
         machine = self.cluster.cluster.brokers[id]
         store = RetryingStore(self.store, LIMITS, self.random)
-        target = restore.Target(machine.config.data_dir, id, sorted(self.cluster.cluster.brokers))
+        target = restore.RestoreTarget(
+            machine.config.data_dir, id, sorted(self.cluster.cluster.brokers)
+        )
         random_id = lambda: UUID(int=self.random.getrandbits(128), version=4)  # noqa: E731
         ring = KeyDirectory(machine.disk, "")
         for _ in range(ATTEMPTS):
@@ -296,8 +301,10 @@ async def _configure(client: Client) -> None:
         ConfigChange(f"{DLQ}.topic.name", LETTERS),
     ]
     changes = {
-        Resource(ResourceType.GROUP, WORKERS): group,
-        Resource(ResourceType.TOPIC, LETTERS): [ConfigChange(f"{DLQ}.group.enable", "true")],
+        ConfigResource(ConfigResourceType.GROUP, WORKERS): group,
+        ConfigResource(ConfigResourceType.TOPIC, LETTERS): [
+            ConfigChange(f"{DLQ}.group.enable", "true")
+        ],
     }
     expect(await client.admin.configs.alter(changes))
 
@@ -423,7 +430,7 @@ def lost_cluster(seed: int) -> Iterator[LostCluster]:
     rng = random.Random(seed)
     store = FaultyStore()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(composition, "store_of", lambda config: store)
+        patch.setattr(service, "make_store", lambda config: store)
         with scene(seed, configs=CONFIGS) as cluster:
             lost = LostCluster(cluster, store, rng)
             lost.live()

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from shoal.metadata import controller, topics
 from shoal.metadata.delta import apply
-from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage
+from shoal.metadata.image import BrokerEndpoint, BrokerImage, MetadataImage
 from shoal.metadata.records import MetadataRecord, decode, encode
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum.events import Propose
@@ -25,7 +25,7 @@ from sim.quorum_node import Node
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from shoal.metadata.controller import Decision
+    from shoal.metadata.controller import ControllerResult
 
 BROKERS = (101, 102, 103)
 
@@ -59,7 +59,7 @@ class MetadataNode(Node):
             self._head, self._head_epoch = head, raft.epoch
         return self._head
 
-    def submit(self, decide: Callable[[MetadataImage], Decision]) -> tuple[int, Any]:
+    def submit(self, decide: Callable[[MetadataImage], ControllerResult]) -> tuple[int, Any]:
         """Decide and propose; return the offset to wait for, and the response."""
         decision = decide(self.head())
         offset = self.live().high_watermark - 1
@@ -171,6 +171,6 @@ class MetadataCluster(Cluster):
 
 
 def _broker(id: int) -> BrokerImage:
-    endpoint = Endpoint("PLAINTEXT", f"b{id}", 9092)
+    endpoint = BrokerEndpoint("PLAINTEXT", f"b{id}", 9092)
     levels = controller.SUPPORTED_FEATURES
     return BrokerImage(id, UUID(int=id), -1, (endpoint,), levels, fenced=False)

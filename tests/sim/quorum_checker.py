@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.records import read_records
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Checker:
 
     def _majority(self, node: Node) -> None:
         raft = node.live()
-        if (epoch := raft.index.epoch_at(raft.high_watermark)) != raft.epoch:
+        if (epoch := raft.index.find_epoch(raft.high_watermark)) != raft.epoch:
             raise Violation(
                 "own_epoch", f"n{node.id} commits epoch {epoch} directly in epoch {raft.epoch}"
             )
@@ -151,7 +151,7 @@ class Checker:
         in_force = self._voters[node.id], raft.voters.latest
         durable = [self._durable(voters) for voters in in_force]
         if all(
-            voters.committed_offset(found) < raft.high_watermark
+            voters.find_committed_offset(found) < raft.high_watermark
             for voters, found in zip(in_force, durable, strict=True)
         ):
             raise Violation(
@@ -164,8 +164,8 @@ class Checker:
         return {
             id: min(n.durable_end, n.store.index.end_offset)
             for id, n in self._nodes.items()
-            if voters.holds(n.key) and n.incarnation
-        } | {key.id: end for key, end in self._gone.items() if voters.holds(key)}
+            if voters.has_voter(n.key) and n.incarnation
+        } | {key.id: end for key, end in self._gone.items() if voters.has_voter(key)}
 
     def acknowledged(self, offset: int, value: bytes) -> None:
         if self.values.get(offset) != value:
@@ -182,7 +182,7 @@ class Checker:
         log = node.store.log
         while start < end:
             found = log.read(start, 1 << 20, max_offset=end)
-            for at, header in headers(found.data):
+            for at, header in iter_headers(found.data):
                 data = bytes(found.data[at : at + header.size])
                 batch = Batch(header.next_offset, header.leader_epoch, header.crc)
                 yield header.base_offset, batch, data

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from shoal.protocol.errors import ErrorCode
-from shoal.quorum.events import Propose, Received
+from shoal.quorum.events import MessageReceived, Propose
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
-    Message,
+    RaftMessage,
     RaftVoterResponse,
     RemoveRaftVoterRequest,
     Request,
@@ -44,7 +44,7 @@ class Cluster:
     ) -> None:
         self.world = World(seed, keep_trace=keep_trace)
         self.network = Network(self.world)
-        configured = VoterSet.of(Voter(ReplicaKey(id)) for id in range(1, voters + 1))
+        configured = VoterSet.from_voters(Voter(ReplicaKey(id)) for id in range(1, voters + 1))
         self.nodes: dict[int, Node] = {}
         self.checker = Checker(self.nodes)
         self.pending: dict[int, list[Pending]] = {}
@@ -61,7 +61,7 @@ class Cluster:
 
     # Sending and receiving.
 
-    def send(self, source: Node, message: Message) -> None:
+    def send(self, source: Node, message: RaftMessage) -> None:
         if message.to == CLIENT:
             self._answered(message)
             return
@@ -70,7 +70,7 @@ class Cluster:
         to = self.nodes[message.to]
         self.network.carry(source.id, to.id, lambda: to.deliver(message))
 
-    def refuse(self, message: Message) -> None:
+    def refuse(self, message: RaftMessage) -> None:
         """No process listens at the destination: the connection breaks."""
         if message.source == CLIENT:
             return
@@ -134,7 +134,7 @@ class Cluster:
         voters = leader.live().voters.latest
         body: Request
         if add:
-            outside = [n for n in self.nodes.values() if not voters.holds(n.key)]
+            outside = [n for n in self.nodes.values() if not voters.has_voter(n.key)]
             if not outside:
                 return
             body = AddRaftVoterRequest(outside[rng.randrange(len(outside))].voter)
@@ -143,9 +143,9 @@ class Cluster:
                 return
             victim = self.nodes[voters.ids[rng.randrange(len(voters))]]
             body = RemoveRaftVoterRequest(victim.key)
-        leader.step(Received(Message(CLIENT, leader.id, None, body)))
+        leader.step(MessageReceived(RaftMessage(CLIENT, leader.id, None, body)))
 
-    def _answered(self, message: Message) -> None:
+    def _answered(self, message: RaftMessage) -> None:
         assert isinstance(message.body, RaftVoterResponse)
         name = message.body.error.name
         self.changes[name] = self.changes.get(name, 0) + 1

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.quorum.events import Received
+from shoal.quorum.events import MessageReceived
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
-    Message,
+    RaftMessage,
     RemoveRaftVoterRequest,
     Request,
     UpdateRaftVoterRequest,
@@ -43,7 +43,7 @@ class Shells:
             if leader is not None and node.up and node.paused is None:
                 request = self._due(node, leader)
                 if request is not None:
-                    leader.step(Received(Message(CLIENT, leader.id, None, request)))
+                    leader.step(MessageReceived(RaftMessage(CLIENT, leader.id, None, request)))
         self.cluster.world.after(INTERVAL_MS, self._look)
 
     def _leader(self) -> Node | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from shoal.quorum import elections, following, leading, membership, raft
 from shoal.quorum.leader_state import LeaderState
-from shoal.quorum.log_index import LogIndex, OffsetAndEpoch, Verdict
+from shoal.quorum.log_index import FetchValidation, LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import Response, VoteRequest
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.raft import Raft
@@ -114,7 +114,7 @@ def keeps_a_divergent_tail(patch: pytest.MonkeyPatch) -> None:
 
     def check(self: LogIndex, fetch_offset: int, last_fetched_epoch: int) -> Any:
         if self.start_offset <= fetch_offset <= self.end_offset:
-            return Verdict.VALID, OffsetAndEpoch(fetch_offset, last_fetched_epoch)
+            return FetchValidation.VALID, OffsetAndEpoch(fetch_offset, last_fetched_epoch)
         return real(self, fetch_offset, last_fetched_epoch)
 
     patch.setattr(LogIndex, "check", check)
@@ -135,7 +135,7 @@ def leads_on_after_a_restart(patch: pytest.MonkeyPatch) -> None:
         if self.leader_id == self.local.id:
             self.role = Role.LEADER
             self.leader_state = LeaderState(self.epoch, self.index.end_offset - 1, self.now_ms)
-            for voter in self.voters.latest.others(self.local):
+            for voter in self.voters.latest.find_others(self.local):
                 self.leader_state.begin_due_ms[voter.key.id] = self.now_ms
         else:
             real(self)
@@ -171,7 +171,7 @@ def stands_by_the_set_at_its_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """After a restart, the high watermark is too old to determine the committed voters."""
 
     def may_stand(self: Raft) -> bool:
-        return self.is_voter or self.voters.at(self.high_watermark).holds(self.local)
+        return self.is_voter or self.voters.find_set_at(self.high_watermark).has_voter(self.local)
 
     patch.setattr(Raft, "may_stand", property(may_stand))
 

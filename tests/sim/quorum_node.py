@@ -17,23 +17,23 @@ from shoal.log.memory import MemoryStorage
 from shoal.quorum.events import (
     Effects,
     Event,
+    LogSynced,
+    MessageReceived,
     PeerDown,
-    Received,
     RequestFailed,
     Resign,
     SnapshotInstalled,
     SnapshotTaken,
-    Synced,
     Tick,
     Trim,
 )
 from shoal.quorum.log_index import OffsetAndEpoch
-from shoal.quorum.messages import Message, Request
+from shoal.quorum.messages import RaftMessage, Request
 from shoal.quorum.raft import Raft
 from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.records import build_batch, read_records
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Node:
         if effects.truncate_to is not None:
             self.durable_end = min(self.durable_end, effects.truncate_to)
         for message in effects.messages:
-            self.cluster.send(self, self.store.filled(message))
+            self.cluster.send(self, self.store.resolve_read(message))
         if effects.sync:
             sync = self.store.begin_sync()
             delay_ms = self.world.random.randint(*self.sync_ms)
@@ -180,7 +180,7 @@ class Node:
             sync.run()
         end_offset = self.store.finish_sync(sync)
         self.durable_end = end_offset
-        self.step(Synced(end_offset))
+        self.step(LogSynced(end_offset))
 
     def later(self, delay_ms: int, call: Callable[[], None]) -> None:
         """Call back in this life of the node; a paused node gets the call when it resumes."""
@@ -211,7 +211,7 @@ class Node:
 
     # Messages.
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: RaftMessage) -> None:
         """A message arrives. Responses to an earlier life were lost with its connection."""
         if self.raft is None:
             if isinstance(message.body, Request):
@@ -224,8 +224,8 @@ class Node:
         if incarnation == self.incarnation:
             self.later(0, lambda: self._receive(message._replace(correlation=correlation)))
 
-    def _receive(self, message: Message) -> None:
-        self.step(Received(message))
+    def _receive(self, message: RaftMessage) -> None:
+        self.step(MessageReceived(message))
 
     def unanswered(self, to: int, correlation: Any) -> None:
         if correlation[0] == self.incarnation:
@@ -269,7 +269,7 @@ class Node:
         batches."""
         while start < end:
             found = self.store.log.read(start, 1 << 16, max_offset=end)
-            for at, header in headers(found.data):
+            for at, header in iter_headers(found.data):
                 values = [] if header.is_control else read_records(found.data, at)
                 yield header.last_offset, header.leader_epoch, [r.value or b"" for r in values]
             assert found.next_offset > start, "a high watermark within a batch"
@@ -279,10 +279,10 @@ class Node:
         last = raft.index.snapshot or raft.index.base
         if self.applied - last.offset < self.snapshot_every:
             return
-        snapshot_id = OffsetAndEpoch(self.applied, raft.index.epoch_at(self.applied))
+        snapshot_id = OffsetAndEpoch(self.applied, raft.index.find_epoch(self.applied))
         value = f"{self.count} {self.digest}".encode() + b"." * 500
         batch = build_batch([(self.now_ms, None, value, ())])
-        voters = raft.voters.at(self.applied)
+        voters = raft.voters.find_set_at(self.applied)
         self.store.write_snapshot(snapshot_id, voters, [batch], last_timestamp_ms=self.now_ms)
         before = raft.index.snapshot
         self.step(SnapshotTaken(snapshot_id))
@@ -299,7 +299,7 @@ class Node:
 
     def _trace(self, event: Event, raft: Raft) -> None:
         what = type(event).__name__
-        if isinstance(event, Received):
+        if isinstance(event, MessageReceived):
             what = f"{type(event.message.body).__name__}<n{event.message.source}"
         index = raft.index
         self.world.trace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.records import read_records
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def batches(log: Log, start: int, end: int) -> Iterator[Batch]:
         found = log.read(offset, 1 << 20, max_offset=end)
         if not found.data:
             return
-        for _, h in headers(found.data):
+        for _, h in iter_headers(found.data):
             yield Batch(
                 h.base_offset, h.last_offset, h.leader_epoch, h.producer_id, h.base_sequence, h.crc
             )
@@ -130,7 +130,7 @@ def _values(log: Log) -> Iterator[tuple[int, bytes]]:
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         found = log.read(offset, 1 << 20)
-        for position, _ in headers(found.data):
+        for position, _ in iter_headers(found.data):
             for record in read_records(found.data, position):
                 yield record.offset, bytes(record.value or b"")
         offset = found.next_offset

@@ -404,7 +404,9 @@ def disk_full(cluster: ReplicaCluster) -> Callable[[], None] | None:
     node = _one(cluster)
     if not node.up:
         return None
-    node.storage.capacity_bytes = node.storage.used_bytes() + cluster.world.random.randrange(300)
+    node.storage.capacity_bytes = node.storage.count_used_bytes() + cluster.world.random.randrange(
+        300
+    )
 
     def heal() -> None:
         node.storage.capacity_bytes = None

@@ -10,21 +10,21 @@ from shoal.log import resent
 from shoal.protocol.errors import ErrorCode
 from shoal.replication import leadership
 from shoal.replication.leadership import Leadership
-from shoal.replication.partition import Partition, ReplicaFetched
-from shoal.replication.replica_fetcher import FetchOutcome, ReplicaFetcher, Step
+from shoal.replication.partition import Partition, ReplicaFetchResult
+from shoal.replication.replica_fetcher import FetchOutcome, FetchStep, ReplicaFetcher
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def commits_by_itself(patch: pytest.MonkeyPatch) -> None:
     """A leader treats its own log as committed."""
-    patch.setattr(Leadership, "high_watermark", lambda self, own_end_offset: own_end_offset)
+    patch.setattr(Leadership, "compute_high_watermark", lambda self, own_end_offset: own_end_offset)
 
 
 def forgets_who_joins(patch: pytest.MonkeyPatch) -> None:
     """A replica that the controller may have added already does not hold back the high
     watermark."""
-    real = Leadership.high_watermark
+    real = Leadership.compute_high_watermark
 
     def high_watermark(self: Leadership, own_end_offset: int) -> int:
         proposed, self.proposed = self.proposed, None
@@ -34,7 +34,7 @@ def forgets_who_joins(patch: pytest.MonkeyPatch) -> None:
         finally:
             self.proposed, self._partition.lag_time_max_ms = proposed, lag_ms
 
-    patch.setattr(Leadership, "high_watermark", high_watermark)
+    patch.setattr(Leadership, "compute_high_watermark", high_watermark)
 
 
 def takes_silence_for_refusal(patch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def joins_as_its_earlier_self(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Leadership, "_may_join", may_join)
     patch.setattr(
-        Leadership, "_epoch_of", lambda self, member: self._partition.broker_epoch_of(member)
+        Leadership, "_find_epoch", lambda self, member: self._partition.broker_epoch_of(member)
     )
 
 
@@ -84,12 +84,12 @@ def commits_below_min_isr(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_a_divergent_tail(patch: pytest.MonkeyPatch) -> None:
     """A leader does not report divergence to a follower."""
-    patch.setattr(Partition, "divergence", lambda self, **asked: None)
+    patch.setattr(Partition, "find_divergence", lambda self, **asked: None)
 
 
 def cuts_to_its_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """A follower cuts its log to its high watermark, as Kafka did before KIP-101."""
-    patch.setattr(Partition, "truncation_offset", lambda self, divergence: self.high_watermark)
+    patch.setattr(Partition, "find_truncation_offset", lambda self, divergence: self.high_watermark)
 
 
 def notes_no_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def takes_answers_of_another_epoch(patch: pytest.MonkeyPatch) -> None:
             return out
         for key, answer in response.partitions.items():
             followed = self._followed.get(key)
-            if followed is not None and followed.step is Step.FETCHING:
+            if followed is not None and followed.step is FetchStep.FETCHING:
                 self._apply(followed, answer, now_ms, out)
                 self.notify_changed(followed.partition)
         self._step_session(response.session_id)
@@ -124,7 +124,7 @@ def answers_any_epoch(patch: pytest.MonkeyPatch) -> None:
     def epoch_error(self: Partition, _current_leader_epoch: int) -> ErrorCode | None:
         return None if self.is_leader else ErrorCode.not_leader_or_follower
 
-    patch.setattr(Partition, "epoch_error", epoch_error)
+    patch.setattr(Partition, "find_epoch_error", epoch_error)
 
 
 def tells_an_old_end(patch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def believes_the_leader_beyond_its_log(patch: pytest.MonkeyPatch) -> None:
     """A follower's high watermark equals its leader's, even past its own log's end."""
     real = Partition.append_fetched
 
-    def append_fetched(self: Partition, answer: ReplicaFetched, now_ms: int) -> None:
+    def append_fetched(self: Partition, answer: ReplicaFetchResult, now_ms: int) -> None:
         real(self, answer, now_ms)
         if answer.high_watermark > self.high_watermark:
             self._commit(answer.high_watermark)
@@ -146,7 +146,7 @@ def believes_the_leader_beyond_its_log(patch: pytest.MonkeyPatch) -> None:
 
 def acknowledges_in_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
     """A produce request succeeds when records of another epoch reach its offset."""
-    patch.setattr(Partition, "lost_leadership_since", lambda self, leader_epoch: False)
+    patch.setattr(Partition, "has_lost_leadership_since", lambda self, leader_epoch: False)
 
 
 def fetches_on_before_its_cut_is_durable(patch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from shoal.log.memory import MemoryStorage
 from shoal.log.producers import BATCHES_MAX
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import read_header
-from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetchResult
 from shoal.replication.replica_fetcher import (
     FetchOutcome,
-    FetchRequest,
-    FetchResponse,
+    FetchSessionRequest,
+    FetchSessionResponse,
     Key,
     ReplicaFetcher,
 )
@@ -63,7 +63,7 @@ class _Parked(NamedTuple):
     replica_id: int
     broker_epoch: int
     session_id: int
-    reply: Callable[[FetchResponse], None]
+    reply: Callable[[FetchSessionResponse], None]
 
 
 class ReplicaNode:
@@ -126,7 +126,7 @@ class ReplicaNode:
             partition.broker_epoch_of = self._broker_epoch
             self.partitions.append(partition)
             self.cluster.checker.advanced(partition, self.incarnation)
-        self.directory.started()
+        self.directory.mark_started()
         self._register()
         self._every(20, self._tick)
         self._every(HEARTBEAT_MS, self._heartbeat)
@@ -312,7 +312,7 @@ class ReplicaNode:
             self._syncing.discard(partition.index)
             if partition.log.unsynced_messages and partition.group_commit:
                 self._sync_soon(partition)
-            partition.synced(partition.log.recovery_point)
+            partition.mark_synced(partition.log.recovery_point)
             self._fetch_all()
 
         self.world.after(delay_ms, self.alive(done))
@@ -323,26 +323,26 @@ class ReplicaNode:
         for leader_id, fetcher in self.fetchers.items():
             if leader_id in self.in_flight:
                 continue
-            request = fetcher.next_fetch(self.world.now_ms)
+            request = fetcher.build_next_fetch(self.world.now_ms)
             if request is not None:
                 self._fetch(leader_id, fetcher, request)
 
-    def _fetch(self, leader_id: int, fetcher: ReplicaFetcher, request: FetchRequest) -> None:
+    def _fetch(self, leader_id: int, fetcher: ReplicaFetcher, request: FetchSessionRequest) -> None:
         self._correlation += 1
         correlation = self.in_flight[leader_id] = self._correlation
         leader, network = self.cluster.nodes[leader_id], self.cluster.network
 
-        def answered(response: FetchResponse) -> None:
+        def answered(response: FetchSessionResponse) -> None:
             if self.in_flight.get(leader_id) != correlation:
                 return
             del self.in_flight[leader_id]
             self._do(fetcher, fetcher.complete_fetch(response, self.world.now_ms))
             self._fetch_all()
 
-        def reply(response: FetchResponse) -> None:
+        def reply(response: FetchSessionResponse) -> None:
             network.carry(leader_id, self.id, here(response))
 
-        def here(response: FetchResponse) -> Callable[[], None]:
+        def here(response: FetchSessionResponse) -> Callable[[], None]:
             return alive(partial(answered, response))
 
         def timed_out() -> None:
@@ -382,8 +382,8 @@ class ReplicaNode:
         self,
         replica_id: int,
         broker_epoch: int,
-        request: FetchRequest,
-        reply: Callable[[FetchResponse], None],
+        request: FetchSessionRequest,
+        reply: Callable[[FetchSessionResponse], None],
     ) -> None:
         """Serve a follower's fetch."""
         if request.session_epoch == 0:
@@ -392,10 +392,10 @@ class ReplicaNode:
         else:
             found = self._sessions.get(replica_id)
             if found is None or found.id != request.session_id:
-                reply(FetchResponse(ErrorCode.fetch_session_id_not_found, 0, {}))
+                reply(FetchSessionResponse(ErrorCode.fetch_session_id_not_found, 0, {}))
                 return
             if found.epoch != request.session_epoch:
-                reply(FetchResponse(ErrorCode.invalid_fetch_session_epoch, 0, {}))
+                reply(FetchSessionResponse(ErrorCode.invalid_fetch_session_epoch, 0, {}))
                 return
             session = found
             session.epoch += 1
@@ -411,7 +411,7 @@ class ReplicaNode:
         session = self._sessions.get(parked.replica_id)
         if session is None or session.id != parked.session_id:
             return True
-        found: dict[Key, ReplicaFetched] = {}
+        found: dict[Key, ReplicaFetchResult] = {}
         for key, fetch in session.partitions.items():
             answer = self.partitions[key[1]].fetch_for_follower(
                 parked.replica_id,
@@ -427,7 +427,7 @@ class ReplicaNode:
             found[key] = answer
         self._serve_waiting()
         if must:
-            parked.reply(FetchResponse(ErrorCode.none, parked.session_id, found))
+            parked.reply(FetchSessionResponse(ErrorCode.none, parked.session_id, found))
         return must
 
     def _expire(self, parked: _Parked) -> None:
@@ -487,7 +487,7 @@ class ReplicaNode:
     def _serve_waiting(self) -> None:
         left = []
         for partition, epoch, offset, reply in self._waiting:
-            if partition.lost_leadership_since(epoch):
+            if partition.has_lost_leadership_since(epoch):
                 reply(ErrorCode.not_leader_or_follower, -1)
             elif partition.is_committed(offset):
                 reply(ErrorCode.none, offset - 1)

@@ -10,8 +10,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.client import Client
-from shoal.client.connection import connect
 from shoal.client.errors import ClientError
+from shoal.client.net.connection import connect
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -115,7 +115,7 @@ class Scene:
     def client(self) -> Client:
         """A client of the cluster, in simulated time. Create it inside a process."""
         environment = self.cluster.brokers[1].environment()
-        return Client(Settings.of(self.cluster.bootstrap), environment)
+        return Client(Settings.from_bootstrap(self.cluster.bootstrap), environment)
 
     def others(self, machine: BrokerMachine) -> list[BrokerMachine]:
         return [other for other in self.cluster.brokers.values() if other is not machine]
@@ -129,7 +129,7 @@ class Scene:
     def partition(self, topic: str, index: int, id: int) -> Partition:
         """Return a broker's partition."""
         broker = self.cluster.brokers[id].broker
-        found = None if broker is None else broker.partitions.by_name(topic, index)
+        found = None if broker is None else broker.partitions.find_by_name(topic, index)
         assert found is not None, f"broker {id} has no {topic}-{index}"
         return found
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import random
 import traceback
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
-from seeding import drawn_seeds
+from seeding import SEED, drawn_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from _pytest.mark import ParameterSet
+
 E = TypeVar("E", bound=AssertionError)
+T = TypeVar("T")
 #: Seeds that a process runs at a time.
 SHARE = 4
 
@@ -29,6 +33,14 @@ def chosen(variable: str, *, recorded: int, drawn: int) -> list[range]:
         return [range(1, recorded + 1), drawn_seeds(drawn)]
     first, last = (int(n) for n in named.split("-"))
     return [range(first, last + 1)]
+
+
+def draw_by_day(cases: Sequence[T], count: int) -> list[T | ParameterSet]:
+    """Return the parameters of a test: by day `count` of the cases, others in each run, and at
+    night the rest. Each case of a simulated cluster costs seconds of CPU."""
+    by_day = set(random.Random(SEED).sample(range(len(cases)), count))
+    nightly = pytest.mark.nightly
+    return [one if n in by_day else pytest.param(one, marks=nightly) for n, one in enumerate(cases)]
 
 
 def one_seed() -> int:

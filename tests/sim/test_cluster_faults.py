@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sim.cluster_faults import FAULTS
 from sim.cluster_run import PARTS, simulate
+from sim.seeds import draw_by_day
 
 
 # A simulated second of a whole cluster costs several of CPU, and the runs of drawn seeds have all
@@ -13,7 +14,7 @@ from sim.cluster_run import PARTS, simulate
     ("duration_s", "accepted_min"),
     [(1.5, 5), pytest.param(5.0, 20, marks=pytest.mark.nightly)],
 )
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize("fault", draw_by_day(sorted(FAULTS), 3))
 def test_each_fault_alone(fault: str, duration_s: float, accepted_min: int) -> None:
     # Drawn runs have the others, with all faults.
     parts = [part for part in PARTS if part not in ("ranges", "ordered")]

@@ -8,12 +8,18 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import Client
-from shoal.client.cluster import PATIENCE_S
-from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
-from shoal.client.share import LATE_S, LONG_POLL_MS_MAX, SETTLED_AT, WAITED_MAX, AcknowledgeType
-from shoal.log.uuids import uuid_text
+from shoal.client.net.cluster import PATIENCE_S
+from shoal.client.share.member import (
+    LATE_S,
+    LONG_POLL_MS_MAX,
+    SETTLED_AT,
+    WAITED_MAX,
+    AcknowledgeType,
+)
+from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
 from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
@@ -23,8 +29,8 @@ from sim.test_scenes import FOUND_S, GROUP, SHARE, SOON_S
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from shoal.client.producer import Producer
-    from shoal.client.share import Acquired, Refusal, ShareSession
+    from shoal.client.produce.producer import Producer
+    from shoal.client.share.member import AcquiredRecords, RejectedAcknowledgement, ShareSession
 
 #: A member's round that one of its brokers does not answer.
 ROUND_S = LONG_POLL_MS_MAX / 1000 + LATE_S + SOON_S
@@ -39,7 +45,7 @@ def test_metadata_comes_from_another_broker_if_the_last_one_freezes() -> None:
         async def look() -> None:
             async with cluster.client() as client:
                 await client.cluster.refresh(())
-                link = await client.cluster.any_connection()
+                link = await client.cluster.get_any_connection()
                 frozen = next(
                     b.node_id
                     for b in client.cluster.brokers.values()
@@ -93,7 +99,7 @@ class Team:
     def _is_elsewhere(self, group: str) -> bool:
         keys = [
             (group, GROUP),
-            *((f"{group}:{uuid_text(id)}:0", SHARE) for id in self.ids.values()),
+            *((f"{group}:{format_uuid(id)}:0", SHARE) for id in self.ids.values()),
         ]
         return self.frozen not in {self.cluster.coordinator(*key, self.other) for key in keys}
 
@@ -116,7 +122,7 @@ def run_member(
 ) -> None:
     """Run a member of a group that has consumed a record of each of these topics."""
     changes = [ConfigChange("share.auto.offset.reset", "earliest")]
-    resource = Resource(ResourceType.GROUP, group)
+    resource = ConfigResource(ConfigResourceType.GROUP, group)
 
     async def run() -> None:
         async with cluster.client() as client, client.producer() as producer:
@@ -138,16 +144,18 @@ class Member:
     async def produce(self, topic: str) -> None:
         await (await self._producer.send(topic, b"value"))
 
-    async def consume(self, topics: set[str]) -> list[Acquired]:
+    async def consume(self, topics: set[str]) -> list[AcquiredRecords]:
         """Accept a record of each of these topics, and return what was acquired."""
-        found: list[Acquired] = []
+        found: list[AcquiredRecords] = []
         while {one.topic for one in found} != topics:
             got = await self.session.acquire(max_wait_ms=500)
             assert not await self.settle(got)
             found += got
         return found
 
-    async def settle(self, acquired: Iterable[Acquired]) -> tuple[Refusal, ...]:
+    async def settle(
+        self, acquired: Iterable[AcquiredRecords]
+    ) -> tuple[RejectedAcknowledgement, ...]:
         acks = [a for one in acquired for a in one.acknowledge(AcknowledgeType.ACCEPT)]
         return await self.session.acknowledge(acks)
 
@@ -276,7 +284,7 @@ def test_locks_of_other_leaders_can_be_renewed_while_one_is_frozen(late: bool) -
 
         async def work(member: Member) -> None:
             session = member.session
-            held: list[Acquired] = []
+            held: list[AcquiredRecords] = []
             for topic in team.ids:
                 await member.produce(topic)
             while len(held) < 2:

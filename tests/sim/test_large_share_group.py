@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from shoal.client.connection import Connection, connect
 from shoal.client.errors import ClientError
+from shoal.client.net.connection import Connection, connect
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import wait

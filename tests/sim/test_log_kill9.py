@@ -46,7 +46,7 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path, kills: int) -> None:
             [sys.executable, "-c", CHILD, directory, str(recovery_point)],
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": str(Path(__file__).parents[1])},
+            env={"PYTHONPATH": str(Path(__file__).parents[1] / "support")},
         )
         assert child.stdout is not None
         for line in child.stdout:

@@ -35,49 +35,49 @@ def test_one_seed() -> None:
 
 
 def keeps_positions_past_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(restored_state, "_position", lambda fields, end: dict(fields))
+    patch.setattr(restored_state, "_restore_position", lambda fields, end: dict(fields))
 
 
 def keeps_share_groups_past_the_log(patch: pytest.MonkeyPatch) -> None:
-    real = restored_state._share_snapshot
-    patch.setattr(restored_state, "_share_snapshot", lambda state, end: real(state, 1 << 40))
+    real = restored_state._make_share_snapshot
+    patch.setattr(restored_state, "_make_share_snapshot", lambda state, end: real(state, 1 << 40))
 
 
 def forgets_the_positions(patch: pytest.MonkeyPatch) -> None:
-    real = restore._state
+    real = restore._read_states
 
     async def state(store: Any, ring: Any, cluster_id: str, topic: Any, target: Any) -> Any:
         if topic.name == "__consumer_offsets":
             return {}
         return await real(store, ring, cluster_id, topic, target)
 
-    patch.setattr(restore, "_state", state)
+    patch.setattr(restore, "_read_states", state)
 
 
 def leaves_transactions_open(patch: pytest.MonkeyPatch) -> None:
-    real = restore._source
+    real = restore._find_source
 
     async def source(*words: Any) -> Any:
         return (await real(*words))._replace(open=())
 
-    patch.setattr(restore, "_source", source)
+    patch.setattr(restore, "_find_source", source)
 
 
 def leaves_the_last_segment_out(patch: pytest.MonkeyPatch) -> None:
-    real = rebuild.present
+    real = rebuild.split_present
 
     async def present(*words: Any) -> Any:
         whole, missing = await real(*words)
         return whole[:-1], missing
 
-    patch.setattr(rebuild, "present", present)
+    patch.setattr(rebuild, "split_present", present)
 
 
 def writes_a_manifest_once(patch: pytest.MonkeyPatch) -> None:
     real = Manifests.write
 
     async def write(self: Any, partition: Any, prefix: str, remote: Any, added: Any = None) -> None:
-        if added is None and self._claim_of(partition.key).written is None:
+        if added is None and self._get_claim(partition.key).written is None:
             await real(self, partition, prefix, remote)
 
     patch.setattr(Manifests, "write", write)

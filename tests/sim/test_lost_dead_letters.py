@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.share import Acknowledgement, AcknowledgeType
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.share.member import Acknowledgement, AcknowledgeType
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import read_records
-from shoal.replication.partition import Partition, ReplicaFetched
+from shoal.replication.partition import Partition, ReplicaFetchResult
 from sim.cluster_clients import wait
 from sim.scenes import Asked, scene
 
@@ -27,9 +27,11 @@ def test_a_letter_that_is_lost_with_its_leader_is_written_again(
     counted as committed, so its record left the window without one."""
     real, held = Partition.fetch_for_follower, [True]
 
-    def fetched_by(self: Partition, *asked: Any, **limits: Any) -> ReplicaFetched:
+    def fetched_by(self: Partition, *asked: Any, **limits: Any) -> ReplicaFetchResult:
         if self.topic == LETTERS and held:
-            return ReplicaFetched(ErrorCode.none, self.high_watermark, self.log.log_start_offset)
+            return ReplicaFetchResult(
+                ErrorCode.none, self.high_watermark, self.log.log_start_offset
+            )
         return real(self, *asked, **limits)
 
     monkeypatch.setattr(Partition, "fetch_for_follower", fetched_by)
@@ -44,8 +46,8 @@ def test_a_letter_that_is_lost_with_its_leader_is_written_again(
                     ConfigChange(f"{DLQ}.topic.name", LETTERS),
                 ]
                 changes = {
-                    Resource(ResourceType.GROUP, "g"): group,
-                    Resource(ResourceType.TOPIC, LETTERS): [
+                    ConfigResource(ConfigResourceType.GROUP, "g"): group,
+                    ConfigResource(ConfigResourceType.TOPIC, LETTERS): [
                         ConfigChange(f"{DLQ}.group.enable", "true")
                     ],
                 }
@@ -64,7 +66,7 @@ def test_a_letter_that_is_lost_with_its_leader_is_written_again(
         first, second = (cluster.cluster.brokers[id].broker for id in (1, 2))
         assert first is not None
         assert second is not None
-        written = first.partitions.by_name(LETTERS, 0)
+        written = first.partitions.find_by_name(LETTERS, 0)
         assert written is not None
         cluster.until(lambda: written.log.log_end_offset == 1, "a letter")
         rejected.result()
@@ -81,7 +83,7 @@ def test_a_letter_that_is_lost_with_its_leader_is_written_again(
         held.clear()
         cluster.produce(2, letters_id).result()
 
-        log = second.partitions.by_name(LETTERS, 0).log  # type: ignore[union-attr]
+        log = second.partitions.find_by_name(LETTERS, 0).log  # type: ignore[union-attr]
         cluster.until(lambda: log.log_end_offset == 2, "the letter again", 10.0)
-        _, letter = (r for _, _, data in log.batches(0, 2) for r in read_records(data))
+        _, letter = (r for _, _, data in log.read_batches(0, 2) for r in read_records(data))
         assert (f"__dlq.{'errors.topic'}", b"work") in letter.headers

@@ -6,16 +6,16 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shoal.client.cluster import PATIENCE_S
-from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.connection import connect
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.errors import ConnectionLost, expect
-from shoal.client.share import AcknowledgeType
-from shoal.log.uuids import uuid_text
+from shoal.client.net.cluster import PATIENCE_S
+from shoal.client.net.connection import connect
+from shoal.client.share.member import AcknowledgeType
+from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.pending_append import PendingAppend
-from shoal.server.coordinators.service import partition_of
+from shoal.server.coordinators.service import compute_partition
 from shoal.server.coordinators.transaction_markers import TransactionMarkerChannel
 from shoal.server.share.state_coordinator import TOPIC as STATES
 from sim.cluster_brokers import CONFIGS
@@ -415,7 +415,7 @@ def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back
     overwrite them. A write on a connection that was opened after the return is applied."""
     with scene() as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
-        key = f"g:{uuid_text(topic_id)}:0"
+        key = f"g:{format_uuid(topic_id)}:0"
         id = cluster.coordinator(key, SHARE)
         leader = next(other for other in (1, 2, 3) if other != id)
         back: list[bool] = []
@@ -460,7 +460,7 @@ def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back
         process = cluster.cluster.brokers[id].process
         assert process is not None
         process.pause()
-        index, other = partition_of(key, 3), id % 3 + 1
+        index, other = compute_partition(key, 3), id % 3 + 1
         cluster.until(lambda: cluster.leader(STATES, index, other) != id, "another coordinator")
         now = cluster.coordinator(key, SHARE, other)
         assert not code(cluster.asked(now, ApiKey.WRITE_SHARE_GROUP_STATE, write(9)))
@@ -490,7 +490,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
     with scene(configs=calm) as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         groups = map("group-{}".format, count())
-        key = f"{{}}:{uuid_text(topic_id)}:0"
+        key = f"{{}}:{format_uuid(topic_id)}:0"
         group = next(g for g in groups if cluster.coordinator(key.format(g), SHARE) == 1)
         assert not written(cluster.produce(1, topic_id))
         results: list[tuple[float, Any, int]] = []
@@ -501,7 +501,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
                     ConfigChange("share.auto.offset.reset", "earliest"),
                     ConfigChange("share.record.lock.duration.ms", "30000"),
                 ]
-                resource = Resource(ResourceType.GROUP, group)
+                resource = ConfigResource(ConfigResourceType.GROUP, group)
                 expect(await client.admin.configs.alter({resource: changes}))
                 async with await client.share(group, ["work"]) as session:
                     while not (got := await session.acquire()).count:
@@ -537,7 +537,7 @@ def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
         async def work() -> None:
             async with cluster.client() as client:
                 changes = [ConfigChange("share.auto.offset.reset", "earliest")]
-                resource = Resource(ResourceType.GROUP, group)
+                resource = ConfigResource(ConfigResourceType.GROUP, group)
                 expect(await client.admin.configs.alter({resource: changes}))
                 async with await client.share(group, ["work"]) as session:
                     while len(found) < 2:
@@ -571,7 +571,7 @@ def test_a_share_fetch_that_waits_gets_records_once_its_leader_is_back() -> None
         async def work() -> None:
             async with cluster.client() as client:
                 changes = [ConfigChange("share.auto.offset.reset", "earliest")]
-                resource = Resource(ResourceType.GROUP, group)
+                resource = ConfigResource(ConfigResourceType.GROUP, group)
                 expect(await client.admin.configs.alter({resource: changes}))
                 async with await client.share(group, ["work"]) as session:
                     got = await session.acquire(max_wait_ms=60_000)

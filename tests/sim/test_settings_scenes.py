@@ -8,11 +8,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from shoal.log.uuids import uuid_text
+from shoal.log.uuids import format_uuid
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.quorum import wire
-from shoal.replication.partition import Partition, ReplicaFetched
+from shoal.replication.partition import Partition, ReplicaFetchResult
 from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.replication.replica_fetch import ReplicaFetches
 from sim.scenes import ErrorCode, Scene, scene
@@ -133,7 +133,9 @@ def test_how_a_follower_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     with scene(configs=configs) as cluster:
         cluster.make_topic("work", [1, 2, 3])
         cluster.passes(1)
-    assert {(b.max_bytes, b.min_bytes, codec.ms(b.max_wait)) for b in asked} == {(70_000, 2, 321)}
+    assert {(b.max_bytes, b.min_bytes, codec.to_ms(b.max_wait)) for b in asked} == {
+        (70_000, 2, 321)
+    }
     found = {p.partition_max_bytes for b in asked for t in b.topics for p in t.partitions}
     assert found == {5_000}
 
@@ -171,10 +173,12 @@ def test_a_follower_that_is_refused_waits(monkeypatch: pytest.MonkeyPatch, backo
     refused: list[float] = []
     fetch = Partition.fetch_for_follower
 
-    def spied(partition: Partition, replica_id: int, *rest: Any, **options: Any) -> ReplicaFetched:
+    def spied(
+        partition: Partition, replica_id: int, *rest: Any, **options: Any
+    ) -> ReplicaFetchResult:
         if partition.topic == "work":
             refused.append(cluster.kernel.now)
-            return ReplicaFetched(ErrorCode.kafka_storage_error)
+            return ReplicaFetchResult(ErrorCode.kafka_storage_error)
         return fetch(partition, replica_id, *rest, **options)
 
     monkeypatch.setattr(Partition, "fetch_for_follower", spied)
@@ -433,7 +437,7 @@ def test_writes_of_coordinators_are_given_up(config: str, key_type: int) -> None
     configs = {config: "2000", "replica.lag.time.max.ms": "60000"}
     with scene(configs=configs) as cluster:
         topic_id = cluster.make_topic("t", [1])
-        key = f"g:{uuid_text(topic_id)}:0" if key_type == SHARE else "g"
+        key = f"g:{format_uuid(topic_id)}:0" if key_type == SHARE else "g"
         id = cluster.coordinator(key, key_type)
         for other in cluster.others(cluster.cluster.brokers[id]):
             other.pause()
@@ -511,7 +515,7 @@ def beats(cluster: Scene, id: int, kind: str, member: UUID, epoch: int = 0) -> A
     joins = epoch == 0
     fields: dict[str, Any] = {
         "group_id": "g",
-        "member_id": uuid_text(member),
+        "member_id": format_uuid(member),
         "member_epoch": epoch,
         "subscribed_topic_names": ["work"] if joins else None,
     }
@@ -597,7 +601,7 @@ def test_cold_share_partitions_get_snapshots(interval_ms: str) -> None:
     }
     with scene(configs=configs) as cluster:
         topic_id = cluster.make_topic("t", [1], partitions=2)
-        id = cluster.coordinator(f"g:{uuid_text(topic_id)}:0", SHARE)
+        id = cluster.coordinator(f"g:{format_uuid(topic_id)}:0", SHARE)
         rows = [{"partition": p, "state_epoch": 0, "start_offset": 0} for p in (0, 1)]
         body: dict[str, Any] = {
             "group_id": "g",

@@ -11,9 +11,9 @@ from object_stores import FaultyStore
 from seeding import drawn_seeds
 from shoal.metadata.names import REMOTE_LOG_METADATA
 from shoal.protocol.api import ApiKey
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.records import read_records
-from shoal.server import broker as composition
+from shoal.server.tiered import service
 from sim.scenes import ErrorCode, Scene, scene
 from sim.test_scenes import written
 
@@ -85,7 +85,7 @@ def read_from(
         assert ErrorCode(row.error_code) in RETRIABLE, ErrorCode(row.error_code)
         return None
     keys: list[bytes] = []
-    for at, header in headers(bytes(row.records or b"")):
+    for at, header in iter_headers(bytes(row.records or b"")):
         found = [r for r in read_records(bytes(row.records), at) if r.offset >= offset]
         keys += [record.key or b"" for record in found]
         offset = header.next_offset
@@ -117,7 +117,7 @@ def lose_metadata(cluster: Scene) -> None:
     lost = 0
     for machine in machines:
         data_dir = machine.config.data_dir
-        for name in machine.disk.names(data_dir):
+        for name in machine.disk.list_directory(data_dir):
             if name.startswith(f"{REMOTE_LOG_METADATA}-"):
                 machine.disk.remove_directory(f"{data_dir}/{name}")
                 lost += 1
@@ -138,7 +138,7 @@ def test_acknowledged_records_are_read_from_a_failing_store(
         return rng.choice(object_stores.FAULTS) if rng.random() < rate else ""
 
     store = FaultyStore(choose)
-    monkeypatch.setattr(composition, "store_of", lambda config: store)
+    monkeypatch.setattr(service, "make_store", lambda config: store)
     sent: list[bytes] = []
     with scene(seed, configs=CONFIGS) as cluster:
         topic_id = cluster.make_topic("t", [1, 2, 3], configs=TIERED)
@@ -175,7 +175,7 @@ def test_a_broker_that_lost_its_disk_copies_the_tail(
         return rng.choice(object_stores.FAULTS) if rng.random() < rate else ""
 
     store = FaultyStore(choose)
-    monkeypatch.setattr(composition, "store_of", lambda config: store)
+    monkeypatch.setattr(service, "make_store", lambda config: store)
     configs = CONFIGS | {"follower.fetch.last.tiered.offset.enable": str(last_tiered).lower()}
     sent: list[bytes] = []
     # Broker 3 is no voter: without its disk and broker 1 there would be no quorum.

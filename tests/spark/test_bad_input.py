@@ -18,18 +18,27 @@ from confluent_kafka.admin import (
 )
 from kafkas import KafkaProcess
 from queues import Queue
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
+from shoal.client.net.cluster import TopicPartition
+from shoal.dead_letters.dead_letter_topics import read_dead_letters
+from shoal.protocol.reasons import FailureReason
 from streams import QUERY_TIMEOUT_S, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from servers import ShoalProcess
+    from shoal.dead_letters.records import DeadLetter
 
 MakeQueue = Callable[..., Queue]
+#: The class and the message of the error of a damaged batch.
+DAMAGE = (
+    "shoal.client.net.batches.CorruptRecords",
+    "the batch at offset 0 has a wrong CRC",
+)
 
 
 @contextmanager
@@ -40,7 +49,7 @@ def error_summary(pattern: str) -> Iterator[None]:
     # PySpark wraps the error in one of several classes; the summary unwraps it.
     with pytest.raises(Exception) as raised:  # noqa: PT011
         yield
-    assert re.match(f"shoal_spark\\.\\w+\\.{pattern}", termination_message.summary(raised.value))
+    assert re.match(f"shoal_spark\\.\\w+\\.{pattern}", termination_message.summarize(raised.value))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,7 @@ def test_wrong_options_are_named(options: dict[str, str], words: str) -> None:
 
     right = {"kafka.bootstrap.servers": "127.0.0.1:1", "group.id": "g", "subscribe": "t"}
     with pytest.raises(InvalidOption, match=words):
-        SourceOptions.of({**right, **options})
+        SourceOptions.from_options({**right, **options})
 
 
 def test_a_query_reports_bad_input(
@@ -103,7 +112,7 @@ def test_locks_that_are_not_renewed(
     shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
     """By the group's config or by the option: a contradiction is refused when it is detected."""
-    from shoal_spark.member import Member
+    from shoal_spark.member import DriverMember
     from shoal_spark.options import SourceOptions
 
     queue = shoal_queue(partitions=1, share_renew_acknowledge_enable="false")
@@ -116,34 +125,90 @@ def test_locks_that_are_not_renewed(
         more = {"share.renew": "false", "batch.target.ms": "60000"}
         Stream(spark, queue, tmp_path / "option").drain(**more)
     # A refused renewal would look like a lost lock.
-    member = Member(SourceOptions.of(queue.options()), list)
+    member = DriverMember(SourceOptions.from_options(queue.options()), list)
     member.join("")
-    assert not member.renews
+    assert not member.is_renewing
     member.close()
     Stream(spark, queue, tmp_path / "rows").drain()
     queue.drained()
 
 
-def test_rows_that_nobody_can_decode(
-    start_broker: Callable[..., ShoalProcess], spark: SparkSession, tmp_path: Path
+@pytest.fixture
+def damaged_queue(spark_broker: ShoalProcess, shoal_queue: MakeQueue) -> Queue:
+    """A topic with two batches of ten records, the first of which is damaged on the disk."""
+    queue = shoal_queue(partitions=1)
+    queue.produce(range(20), batch=10)
+    damage_first_batch(spark_broker, queue.topic)
+    return queue
+
+
+def test_rows_that_nobody_can_decode_are_an_error_or_left_out_or_have_the_reason(
+    damaged_queue: Queue,
 ) -> None:
-    """A batch is damaged on the broker's disk: an error with its offsets, or the remaining rows."""
-    broker = start_broker()
-    with SyncClient(broker.bootstrap) as client:
-        queue = Queue(client, broker.bootstrap)
-        queue.produce(range(20), batch=10)
-        (segment,) = broker.data_dir.rglob(f"{queue.topic}-0/*.log")
-        with segment.open("r+b") as file:
-            file.seek(80)
-            byte = file.read(1)
-            file.seek(80)
-            file.write(bytes([byte[0] ^ 1]))
-        stream = Stream(spark, queue, tmp_path)
-        said = f"topic '{queue.topic}' partition 0, offsets 0 to 9, cannot be decoded.*CRC.*"
-        with error_summary(f"DataLoss: rows of {said}failOnDataLoss"):
-            stream.drain()
-        stream.drain(failOnDataLoss="false")
-        assert stream.values == [str(n) for n in range(10, 20)]
+    """What an executor reads, without Spark."""
+    from shoal_spark import range_reader
+    from shoal_spark.options import SourceOptions
+    from shoal_spark.ranges import OffsetRange
+
+    def read_rows(**options: str) -> list[tuple[bytes | None, str | None]]:
+        given = SourceOptions.from_options(damaged_queue.options(**options))
+        found = range_reader.read(given, [OffsetRange(damaged_queue.topic, 0, 0, 19)])
+        rows = [row for batch in found for row in batch.to_pylist()]
+        return [(row["value"], row.get("decodeError")) for row in rows]
+
+    rest = [(str(n).encode(), None) for n in range(10, 20)]
+    text = r"offsets 0 to 9, cannot be decoded: .*CRC.*includeDecodeErrors.*failOnDataLoss"
+    with pytest.raises(range_reader.DataLoss, match=text):
+        read_rows()
+    assert read_rows(failOnDataLoss="false") == rest
+    assert read_rows(includeDecodeErrors="true") == [(None, ": ".join(DAMAGE))] * 10 + rest
+
+
+def test_a_query_rejects_rows_that_nobody_can_decode(
+    damaged_queue: Queue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """It ends with an error that names them. With `includeDecodeErrors` it continues: they are dead
+    letters with the reason, and the function gets the others. Two queries take some seconds."""
+    from shoal_spark import outcomes
+
+    client, letters = damaged_queue.client, f"dlq.{damaged_queue.topic}"
+    new = NewTopic(letters, configs={"errors.deadletterqueue.group.enable": "true"})
+    expect(client.run(client.admin.topics.create([new])))
+    damaged_queue.configure(errors_deadletterqueue_topic_name=letters)
+    stream = Stream(spark, damaged_queue, tmp_path)
+    said = f"topic '{damaged_queue.topic}' partition 0, offsets 0 to 9, cannot be decoded.*CRC.*"
+    with error_summary(f"DataLoss: rows of {said}failOnDataLoss"):
+        stream.drain()
+
+    done: list[int] = []
+    outcomes_dir = str(tmp_path / "outcomes")
+
+    def sink(frame: DataFrame, _batch: int) -> None:
+        judged = outcomes.apply(frame, lambda row: {"n": int(row["value"])}, "n int").persist()
+        done.extend(row["n"] for row in outcomes.select_accepted(judged).collect())
+        outcomes.report(judged, damaged_queue.options(outcomes_dir=outcomes_dir))
+        judged.unpersist()
+
+    stream.drain(sink, outcomes_dir=outcomes_dir, includeDecodeErrors="true")
+    assert sorted(done) == list(range(10, 20))
+    damaged_queue.drained()
+    found = client.run(list_dead_letters(client, letters))
+    assert [letter.source_offset for letter in found] == list(range(10))
+    reasons = {letter.failure._replace(worker="") for letter in found}
+    assert reasons == {FailureReason(*DAMAGE)}
+
+
+def damage_first_batch(broker: ShoalProcess, topic: str) -> None:
+    (segment,) = broker.data_dir.rglob(f"{topic}-0/*.log")
+    with segment.open("r+b") as file:
+        file.seek(80)
+        byte = file.read(1)
+        file.seek(80)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+async def list_dead_letters(client: SyncClient, topic: str) -> list[DeadLetter]:
+    return [letter async for letter in read_dead_letters(client.client, topic)]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import spark_query
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import GroupConsumer
+from shoal.client.consume.consumer import GroupConsumer
 from shoal.client.errors import KafkaError
+from shoal.client.net.cluster import TopicPartition
 from shoal.record.key_ranges import KeyRanges
 from spark.test_bad_input import error_summary
 from spark.test_replay import RUN_TIMEOUT_S, killed
@@ -92,7 +92,7 @@ def test_each_key_is_in_one_task(
     for batch in batches:
         for number, rows in enumerate(batch, 1):
             for row in rows:
-                assert KeyRanges.part(number, RANGES).holds(row["key"], row["offset"])
+                assert KeyRanges.from_part(number, RANGES).has_record(row["key"], row["offset"])
                 assert row["value"] == b"%d" % row["offset"]
                 tasks[bytes(row["key"])].add(number)
                 offsets[bytes(row["key"])].append(row["offset"])
@@ -174,6 +174,6 @@ def test_a_killed_query_continues(
     delivered = [row for rows in batches.values() for row in rows]
     assert sorted(row[2] for row in delivered) == list(range(count))
     for _, _, offset, value, task in delivered:
-        assert KeyRanges.part(task + 1, RANGES).holds(key_of(offset), offset)
+        assert KeyRanges.from_part(task + 1, RANGES).has_record(key_of(offset), offset)
         assert value == str(offset)
     assert position(queue) == count

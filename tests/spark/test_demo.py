@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from shoal_spark import java
-from shoal_spark.demo.local import clean_environment, missing
+from shoal_spark.demo.local import clean_environment, list_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,10 +100,10 @@ def test_missing_requirements_are_reported(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho 'openjdk version \"25\" 2025-09-16' >&2\n")
     program.chmod(0o755)
     here = {"PATH": f"{tmp_path}:/bin"}
-    assert missing(here, has=lambda name: True) == []
-    (said,) = missing(here, has=lambda name: name not in ("pyspark", "PIL"))
+    assert list_missing(here, has=lambda name: True) == []
+    (said,) = list_missing(here, has=lambda name: name not in ("pyspark", "PIL"))
     assert said.startswith("The demo needs missing Python packages (pyspark, PIL): pip install")
-    both = missing({"PATH": "/nowhere"}, has=lambda name: name != "pyspark")
+    both = list_missing({"PATH": "/nowhere"}, has=lambda name: name != "pyspark")
     assert len(both) == 2, "all that is missing is named at once"
 
 
@@ -121,16 +121,16 @@ def test_the_version_of_java_is_checked(tmp_path: Path, version: str, says: str)
     home.mkdir()
     (home / "java").write_text(f"#!/bin/sh\necho '{version}' >&2\n")
     (home / "java").chmod(0o755)
-    said = java.missing({"JAVA_HOME": str(tmp_path), "PATH": "/bin"})
+    said = java.find_problem({"JAVA_HOME": str(tmp_path), "PATH": "/bin"})
     assert (says in said) if says else said == ""
 
 
 def test_missing_java_is_one_line_with_a_remedy() -> None:
     """Also for a Python without packages, before anything is installed."""
-    said = java.missing({"PATH": "/nowhere"})
+    said = java.find_problem({"PATH": "/nowhere"})
     assert "needs Java 17 or newer" in said
     assert "apt-get install default-jre-headless" in said
-    wrong = java.missing({"JAVA_HOME": "/nowhere"})
+    wrong = java.find_problem({"JAVA_HOME": "/nowhere"})
     assert wrong.startswith("JAVA_HOME is /nowhere, which has no bin/java")
     bare = subprocess.run(
         [sys.executable, "-I", java.__file__],

@@ -71,10 +71,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 def values(client: SyncClient, topic: str) -> list[bytes]:
     """Return all values in a topic."""
     found = []
-    for index in range(len(client.run(client.cluster.topic(topic)).partitions)):
-        from shoal.client.cluster import TopicPartition
+    for index in range(len(client.run(client.cluster.get_topic(topic)).partitions)):
+        from shoal.client.admin.topics import OffsetSpec
         from shoal.client.errors import expect
-        from shoal.client.topics import OffsetSpec
+        from shoal.client.net.cluster import TopicPartition
 
         where = TopicPartition(topic, index)
         end = expect(client.run(client.admin.topics.offsets({where: int(OffsetSpec.LATEST)})))
@@ -124,6 +124,45 @@ def test_image_tasks(
     dead = frame.collect()
     assert {bytes(row["key"]).decode() for row in dead} == {f"image-{n:06d}" for n in (19, 39, 59)}
     assert {(row["group"], row["sourceTopic"]) for row in dead} == {(queue.group, queue.topic)}
+    assert "OSError" in shoal("dlq", "reasons", letters, bootstrap=queue.bootstrap)
+
+
+@pytest.mark.usefixtures("spark")
+def test_check_orders(
+    shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    """Its only sink is `sharegroup-outcome`, and the reasons arrive in the dead letters."""
+    queue = shoal_queue(partitions=2)
+    letters = f"dlq.{queue.topic}"
+    where = ("--bootstrap-servers", queue.bootstrap)
+    run(
+        "feed_orders", *where, "--topic", queue.topic, "--count", 60, "--broken-every", 20,
+        "--partitions", 2, "--group", queue.group, "--dead-letters", letters,
+    )  # fmt: skip
+    no_bottle = {"wine": "w", "quantity": 0}
+    queue.produce(
+        [
+            json.dumps({"order": "order-x", "lines": []}),
+            json.dumps({"order": "order-y", "lines": [no_bottle]}),
+        ]
+    )
+    run(
+        "check_orders", *where, "--topics", queue.topic, "--group", queue.group,
+        "--checkpoint", tmp_path / "checkpoint", "--available-now",
+    )  # fmt: skip
+    queue.drained()
+    words = ("dlq", "reasons", letters, "-o", "json")
+
+    def count() -> dict[str, tuple[int, str]]:
+        rows = json.loads(shoal(*words, bootstrap=queue.bootstrap))
+        return {row["exception"]: (row["letters"], row["newest_message"]) for row in rows}
+
+    eventually(lambda: sum(n for n, _ in count().values()) == 5, what="dead letters are written")
+    assert count() == {
+        "InvalidOrder": (3, 'it is not JSON, or lacks the field "order"'),
+        "EmptyOrder": (1, "order-x has no lines"),
+        "InvalidQuantity": (1, "order-y orders less than one bottle"),
+    }
 
 
 @pytest.mark.usefixtures("spark")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from shoal.record.key_hash import key_hash
+from shoal.record.key_hash import hash_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,5 +20,5 @@ def test_spark_has_the_same_hash(spark: SparkSession) -> None:
         "key", EXPRESSION
     )
     assert {bytes(row.key): row.hash for row in rows.collect()} == {
-        key: key_hash(key) for key in keys
+        key: hash_key(key) for key in keys
     }

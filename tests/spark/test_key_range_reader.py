@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import KafkaError, expect
+from shoal.client.net.cluster import TopicPartition
 from shoal.record.key_ranges import KeyRanges
 from shoal_spark.key_range_reader import KeyRangeReader
 from shoal_spark.options import InvalidOption, KeyRangeOptions
@@ -55,7 +55,9 @@ def reader(queue: Queue, **more: Any) -> KeyRangeReader:
         "fetch.max.wait.ms": 0,
         **more,
     }
-    return KeyRangeReader(KeyRangeOptions.of({name: str(value) for name, value in given.items()}))
+    return KeyRangeReader(
+        KeyRangeOptions.from_options({name: str(value) for name, value in given.items()})
+    )
 
 
 def rows(made: KeyRangeReader, start: Offsets, end: Offsets) -> list[list[dict[str, Any]]]:
@@ -92,7 +94,7 @@ def test_batches_and_their_replay(shoal_queue: MakeQueue) -> None:
         assert [row["offset"] for row in task] == sorted(row["offset"] for row in task)
         for row in task:
             assert (row["key"], row["value"]) == (key_of(row["offset"]), b"%d" % row["offset"])
-            assert KeyRanges.part(number, 4).holds(row["key"], row["offset"])
+            assert KeyRanges.from_part(number, 4).has_record(row["key"], row["offset"])
     assert position(queue) == 0
     end = one.latestOffset(middle, ReadMaxRows(60))
     assert position(queue) == 60

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from queues import Queue
+from shoal.client.admin.topics import NewTopic
+from shoal.client.errors import expect
+from shoal.dead_letters.dead_letter_topics import read_dead_letters
+from shoal.protocol.reasons import FailureReason
 from streams import QUERY_TIMEOUT_S, Stream, running
 
 if TYPE_CHECKING:
@@ -50,7 +54,7 @@ def test_a_functions_exception_is_its_rows_outcome(
 
     def sink(frame: DataFrame, _batch: int) -> None:
         judged = outcomes.apply(frame, number, "number int", release=(OSError,)).persist()
-        done.extend(row["number"] for row in outcomes.good(judged).collect())
+        done.extend(row["number"] for row in outcomes.select_accepted(judged).collect())
         outcomes.report(judged, queue.options(outcomes_dir=place))
         judged.unpersist()
 
@@ -82,6 +86,19 @@ def test_outcomes_by_a_column(
     queue.drained()
     settled = [p["sources"][0] for p in query.recentProgress]
     assert sum(one["numInputRows"] for one in settled) == 30, "twenty rows, ten of them twice"
+
+
+def test_a_row_with_a_decode_error_is_rejected_whatever_the_query_says() -> None:
+    """Most expressions make null of its null value, which would be no outcome."""
+    from pyspark.sql import Row
+    from shoal_spark.outcomes import parse_outcome
+
+    why = "app.Broken: no such codec"
+    row = Row(topic="t", partition=0, offset=7, outcome=None, decodeError=why)
+    outcome = parse_outcome(row)
+    assert (outcome.first, outcome.last, outcome.kind, outcome.reason) == (7, 7, "reject", why)
+    with pytest.raises(ValueError, match="must be accept, release or reject"):
+        parse_outcome(Row(**row.asDict() | {"decodeError": None}))
 
 
 def test_a_delayed_release_comes_back_later(
@@ -116,6 +133,10 @@ def test_rows_that_came_too_often_are_rejected(
     from shoal_spark import outcomes
 
     queue = shoal_queue(partitions=1)
+    letters = f"dlq.{queue.topic}"
+    new = NewTopic(letters, configs={"errors.deadletterqueue.group.enable": "true"})
+    expect(queue.client.run(queue.client.admin.topics.create([new])))
+    queue.configure(errors_deadletterqueue_topic_name=letters)
     queue.produce(range(10))
 
     def never(_row: dict[str, Any]) -> dict[str, Any]:
@@ -129,3 +150,10 @@ def test_rows_that_came_too_often_are_rejected(
     stream.drain(sink, outcomes_dir=place, maxDeliveryCount=2)
     queue.drained()
     assert sorted(row["deliveryCount"] for row in stream.rows) == [1] * 10 + [2] * 10
+
+    async def read() -> set[FailureReason]:
+        found = read_dead_letters(queue.client.client, letters)
+        return {letter.failure._replace(worker="") async for letter in found}
+
+    why = FailureReason("TooManyDeliveries", "option maxDeliveryCount allows 2")
+    assert queue.client.run(read()) == {why}

@@ -16,22 +16,22 @@ from ports import free_ports
 from queues import Queue
 from scram_users import add_scram_user
 from servers import ShoalProcess
-from shoal.client import security
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError
-from shoal.security.credentials import token_password
+from shoal.client.security import security
+from shoal.security.credentials import compute_token_password
 from shoal_spark import range_reader, redaction
 from shoal_spark.delegation import ExecutorLogin
-from shoal_spark.options import Connection, InvalidOption, SourceOptions
+from shoal_spark.options import ConnectionOptions, InvalidOption, SourceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
-    from shoal.client.security_admin import DelegationToken
+    from shoal.client.admin.security_admin import DelegationToken
 
 PLANTED, SECRET_KEY = "pl4nted-s3cret", "k3y-of-the-cluster"
-PROGRAM = Path(__file__).parents[1] / "spark_secrets.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "spark_secrets.py"
 
 
 class Broker:
@@ -65,8 +65,10 @@ class Broker:
         }
 
     @property
-    def connection(self) -> Connection:
-        return SourceOptions.of(self.options(**{"group.id": "g", "subscribe": "t"})).connection
+    def connection(self) -> ConnectionOptions:
+        return SourceOptions.from_options(
+            self.options(**{"group.id": "g", "subscribe": "t"})
+        ).connection
 
     def tokens(self) -> list[DelegationToken]:
         with SyncClient(self.connection.settings) as client:
@@ -86,12 +88,12 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 def test_a_token_is_short_lived_extended_and_ended(broker: Broker) -> None:
     with SyncClient(broker.connection.settings) as client:
         login = ExecutorLogin(client, broker.connection, None, lifetime_ms=2000)
-        given = login.current()
+        given = login.get_current()
         assert given is not None
-        assert login.current() == given
+        assert login.get_current() == given
         (first,) = broker.tokens()
         assert first.expiry_ms - time.time() * 1000 <= 2000
-        executor = range_reader.client(broker.connection.with_token(given))
+        executor = range_reader.get_client(broker.connection.with_token(given))
         identity = executor.run(executor.admin.tokens.identity())
         assert identity is not None
         assert identity.principal == "User:eve"
@@ -114,17 +116,17 @@ def test_a_token_that_cannot_be_extended_is_replaced(tmp_path: Path) -> None:
     try:
         with SyncClient(broker.connection.settings) as client:
             login = ExecutorLogin(client, broker.connection, None, lifetime_ms=1500)
-            first = login.current()
+            first = login.get_current()
             assert first is not None
-            executor = range_reader.client(broker.connection.with_token(first))
-            eventually(lambda: login.current() != first, timeout_s=30)
-            second = login.current()
+            executor = range_reader.get_client(broker.connection.with_token(first))
+            eventually(lambda: login.get_current() != first, timeout_s=30)
+            second = login.get_current()
             assert second is not None
             # The previous token still works for its tasks.
             executor.run(executor.admin.topics.list())
-            newer = range_reader.client(broker.connection.with_token(second))
+            newer = range_reader.get_client(broker.connection.with_token(second))
             newer.run(newer.admin.topics.list())
-            assert range_reader.client(broker.connection.with_token(second)) is newer
+            assert range_reader.get_client(broker.connection.with_token(second)) is newer
             login.close()
     finally:
         broker.process.kill9()
@@ -135,11 +137,11 @@ def test_clusters_that_issue_no_tokens(tmp_path: Path) -> None:
     broker = Broker(tmp_path).start()
     try:
         with SyncClient(broker.connection.settings) as client:
-            assert ExecutorLogin(client, broker.connection, None).current() is None
-            assert ExecutorLogin(client, broker.connection, False).current() is None
+            assert ExecutorLogin(client, broker.connection, None).get_current() is None
+            assert ExecutorLogin(client, broker.connection, False).get_current() is None
             required = ExecutorLogin(client, broker.connection, True)
             with pytest.raises(InvalidOption, match=r"Set delegation\.token\.secret\.key on all"):
-                required.current()
+                required.get_current()
             required.close()
     finally:
         broker.process.kill9()
@@ -269,7 +271,11 @@ def test_spark_shows_no_secret(broker: Broker, tmp_path: Path) -> None:
         if (found := re.search("created token (\\S+)", line))
     }
     assert len(ids) == len(queries)
-    secrets = {PLANTED, SECRET_KEY, *(token_password(SECRET_KEY.encode(), one) for one in ids)}
+    secrets = {
+        PLANTED,
+        SECRET_KEY,
+        *(compute_token_password(SECRET_KEY.encode(), one) for one in ids),
+    }
     leaks = sorted(
         f"{name}: {one}" for name, text in shown.items() for one in secrets if one in text
     )

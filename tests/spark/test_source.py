@@ -17,9 +17,9 @@ import pytest
 from confluent_kafka import AcknowledgeType as Type
 from confluent_kafka import Message, ShareConsumer
 from queues import Queue
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
-from shoal.client.share import Acknowledgement, AcknowledgeType, ShareSession
+from shoal.client.net.cluster import TopicPartition
+from shoal.client.share.member import Acknowledgement, AcknowledgeType, ShareSession
 from streams import QUERY_TIMEOUT_S, Stream, running
 
 if TYPE_CHECKING:

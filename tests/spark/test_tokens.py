@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from shoal_spark.options import Connection, InvalidOption, SourceOptions, TokenLogin
-from shoal_spark.reader import ShareGroupReader, Task
+from shoal_spark.options import ConnectionOptions, InvalidOption, SourceOptions, TokenLogin
+from shoal_spark.reader import ShareGroupReader, ShareGroupTask
 
 PLANTED = "pl4nted-s3cret"
 OPTIONS = {
@@ -22,7 +22,9 @@ TOKEN = TokenLogin("SCRAM-SHA-512", "an-id", "aG1hYw==")
 
 
 def options(**given: str) -> SourceOptions:
-    return SourceOptions.of({**OPTIONS, **{k.replace("_", "."): v for k, v in given.items()}})
+    return SourceOptions.from_options(
+        {**OPTIONS, **{k.replace("_", "."): v for k, v in given.items()}}
+    )
 
 
 def test_a_token_takes_the_place_of_the_login() -> None:
@@ -37,10 +39,12 @@ def test_a_token_takes_the_place_of_the_login() -> None:
     assert security.password == TOKEN.password
     assert with_token.settings.client_id == "jobs"
     assert PLANTED not in str(with_token.properties)
-    assert TOKEN.password not in repr(with_token) + repr(TOKEN) + repr(Task((), TOKEN))
+    assert TOKEN.password not in repr(with_token) + repr(TOKEN) + repr(ShareGroupTask((), TOKEN))
     # The same for a login that is in other properties.
     jaas = f'x.ScramLoginModule required username="eve" password="{PLANTED}";'
-    other = Connection("a:1", (("sasl.jaas.config", jaas), ("security.protocol", "SASL_SSL")))
+    other = ConnectionOptions(
+        "a:1", (("sasl.jaas.config", jaas), ("security.protocol", "SASL_SSL"))
+    )
     assert PLANTED not in str(other.with_token(TOKEN).properties)
     assert other.with_token(TOKEN).settings.security.protocol == "SASL_SSL"
 
@@ -57,7 +61,7 @@ def test_executors_get_no_password_if_tokens_are_sure() -> None:
 def test_tokens_need_sasl() -> None:
     plain = {k: v for k, v in OPTIONS.items() if ".sasl." not in k and ".security." not in k}
     with pytest.raises(InvalidOption, match=r"'delegation\.token\.enable' is true, and 'kafka"):
-        SourceOptions.of({**plain, "delegation.token.enable": "true"})
+        SourceOptions.from_options({**plain, "delegation.token.enable": "true"})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(TESTS / "support")]
 KEPT = TESTS.parent / "build" / "fuzz"
 
 try:
@@ -47,9 +47,9 @@ with (
 ):
     from hostile_requests import Author
     from seeding import SEED
-    from shoal.coordinator.contract import Record
-    from shoal.coordinator.group import consumer_protocol
+    from shoal.coordinator.contract import CoordinatorRecord
     from shoal.coordinator.group import records as group_records
+    from shoal.coordinator.group.consumer import consumer_protocol
     from shoal.coordinator.share import records as share_records
     from shoal.log.config import LogConfig
     from shoal.log.errors import AppendRefused
@@ -58,8 +58,8 @@ with (
     from shoal.protocol import codec, frames
     from shoal.protocol.api import ApiKey
     from shoal.protocol.errors import WireError
-    from shoal.record import walker
-    from shoal.record.batch import CorruptBatch, check_crc, headers, sign
+    from shoal.record import batch_validation
+    from shoal.record.batch import CorruptBatch, check_crc, iter_headers, sign
     from shoal.record.compression import Compression, decompress
     from shoal.record.control import build_marker, read_marker
     from shoal.record.records import build_batch, read_records
@@ -102,7 +102,7 @@ def batches(data: bytes) -> None:
     """Parse record batches, once unchanged and once with a valid CRC."""
     for batch in (data, _signed(data)):
         with contextlib.suppress(CorruptBatch):
-            for at, header in headers(batch):
+            for at, header in iter_headers(batch):
                 check_crc(batch, at, header)
                 for _ in read_records(batch, at, bytes_max=_EXPANDED_MAX):
                     pass
@@ -132,14 +132,14 @@ def walks(data: bytes) -> None:
     """Walk records as the log does, compiled and in Python."""
     if len(data) >= 4:
         words = (data[4:], data[0], int.from_bytes(data[1:4], "big"), 50, 1 << 20, True, 4)
-        found = walker.in_python(*words)
-        assert walker.native is None or walker.native.walk(*words) == found
+        found = batch_validation.validate_in_python(*words)
+        assert batch_validation.native is None or batch_validation.native.walk(*words) == found
 
 
 def state(data: bytes) -> None:
     """Parse records of internal topics, as a coordinator finds them on disk."""
     cut = data[0] if data else 0
-    record = Record(data[1 : 1 + cut], data[1 + cut :])
+    record = CoordinatorRecord(data[1 : 1 + cut], data[1 + cut :])
     for decode in (group_records.decode, share_records.decode):
         with contextlib.suppress(WireError):
             decode(record)

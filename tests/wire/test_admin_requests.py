@@ -9,7 +9,7 @@ import pytest
 from kio.static.constants import EntityType
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ErrorCode
+from shoal.protocol.errors import CONTROLLER_ID_NOT_REGISTERED, ErrorCode
 from shoal.server.handlers import HANDLERS
 from wireclient import WireClient
 
@@ -113,7 +113,7 @@ def test_every_version_is_answered_without_error(client: WireClient, key: ApiKey
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: ApiKey(key).name)
 def test_versions_are_those_that_have_a_schema(key: int) -> None:
     for version in HANDLERS[key].versions:
-        codec.entity(key, version, EntityType.response)
+        codec.load_entity(key, version, EntityType.response)
 
 
 def names(answer: Any) -> list[str]:
@@ -162,12 +162,15 @@ def test_authorized_operations_when_asked_for(client: WireClient) -> None:
 
 
 def test_answers_kept_for_large_requests_follow_changes(client: WireClient) -> None:
-    client.create_topic("large", 150)
-    ask = {"topics": [{"name": "large"}], "allow_auto_topic_creation": False}
+    client.create_topic("kept-answers", 150)
+    ask = {"topics": [{"name": "kept-answers"}], "allow_auto_topic_creation": False}
     first, again = (client.call(ApiKey.METADATA, 12, ask) for _ in range(2))
     assert first == again
     assert len(first.topics[0].partitions) == 150
-    grow = {"topics": [{"name": "large", "count": 151, "assignments": None}], "timeout_ms": 1}
+    grow = {
+        "topics": [{"name": "kept-answers", "count": 151, "assignments": None}],
+        "timeout_ms": 60_000,
+    }
     client.call(ApiKey.CREATE_PARTITIONS, 3, grow)
     assert len(client.call(ApiKey.METADATA, 12, ask).topics[0].partitions) == 151
 
@@ -326,12 +329,17 @@ def test_describe_producers_shows_the_last_batch(client: WireClient) -> None:
     assert client.call(ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}).results[0].total_bytes > 0
 
 
-def test_whole_request_errors_keep_their_shape(client: WireClient) -> None:
+def test_whole_request_errors_keep_their_shape(
+    client: WireClient, shared_broker: ShoalProcess
+) -> None:
     wrong = {"include_cluster_authorized_operations": False, "endpoint_type": 2}
     answer = client.call(ApiKey.DESCRIBE_CLUSTER, 1, wrong)
     assert answer.error_code == ErrorCode.mismatched_endpoint_type
     assert client.call(ApiKey.UNREGISTER_BROKER, 0, {"broker_id": 1}).error_code == 42
     assert client.call(ApiKey.UNREGISTER_BROKER, 0, {"broker_id": 9}).error_code == 102
+    answer = client.call(ApiKey.UNREGISTER_CONTROLLER, 0, {"controller_id": 1})
+    assert answer.error_code == CONTROLLER_ID_NOT_REGISTERED
+    assert 'error="CONTROLLER_ID_NOT_REGISTERED"' in shared_broker.scrape()
     elect = {"election_type": 5, "topic_partitions": [{"topic": "t", "partitions": [0]}]}
     answer = client.call(ApiKey.ELECT_LEADERS, 2, elect)
     assert answer.replica_election_results[0].partition_result[0].error_code == 42

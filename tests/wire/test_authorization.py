@@ -1,6 +1,6 @@
 """Authorization of one broker: its configs, changes of entries, and what is cached.
 
-The permission matrix (`compat/test_permission_matrix.py`) compares each API with Apache Kafka.
+The permission matrix (`compat/oracles/test_permission_matrix.py`) compares each API with Kafka.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from conditions import eventually
 from permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
-from shoal.protocol.codec import KEY_HASH_MAX
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import KEY_HASH_MAX
+from shoal.protocol.share import CancelOutcome
 from shoal.quorum import wire
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.security.acls import Operation, PatternType, ResourceType
@@ -306,6 +307,25 @@ def test_a_waiting_share_fetch_ends_with_its_group(admin: WireClient, guest: Gue
     assert answer.error_code == ErrorCode.group_authorization_failed
 
 
+def test_records_are_cancelled_by_who_may_read_them_in_the_group(
+    admin: WireClient, guest: Guest
+) -> None:
+    acl, name = guest.may(READ, TOPIC, "cancelled"), "cancelled"
+    opened(admin, guest, name)
+    offsets = [{"first_offset": 0, "last_offset": 0}]
+    partition = {"partition_index": 0, "start_offset": -1, "cancelled_offsets": offsets}
+    body = {"group_id": name, "topics": [{"topic_name": name, "partitions": [partition]}]}
+    (topic,) = guest.client.call(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, body).responses
+    assert topic.partitions[0].cancelled[0].outcome == CancelOutcome.IN_FLIGHT
+    guest.may_not(acl)
+    (topic,) = guest.client.call(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, body).responses
+    assert topic.partitions[0].error_code == ErrorCode.topic_authorization_failed
+    assert not getattr(topic.partitions[0], "cancelled", ())
+    withdraw(admin, [entry(guest.host, READ, GROUP, name)])
+    answer = guest.client.call(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, body)
+    assert answer.error_code == ErrorCode.group_authorization_failed
+
+
 def test_acknowledgements_of_a_share_fetch_whose_group_is_withdrawn(
     admin: WireClient, guest: Guest
 ) -> None:
@@ -485,7 +505,7 @@ def test_individual_commits_need_what_plain_ones_need(guest: Guest, admin: WireC
     """READ on the group and on the topic; DESCRIBE on both to fetch what is committed."""
     admin.create_topic("individual")
     admin.produce("individual", *[b"v"] * 10)
-    finished = FinishedOffsets.of([(5, 8)]).encode()
+    finished = FinishedOffsets.from_ranges([(5, 8)]).encode()
     key_range = {
         "first_hash": 0,
         "last_hash": KEY_HASH_MAX,

@@ -63,6 +63,14 @@ def test_a_run_has_figures_and_a_load_that_fails_has_a_failed_row(tmp_path: Path
 
 
 @pytest.mark.nightly
+def test_the_worker_is_compared_with_a_bare_session() -> None:
+    """It starts an interpreter with a broker, which takes some seconds."""
+    command = [sys.executable, str(BENCH / "worker.py"), "200", "1"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "worker to bare session: " in printed.stdout
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_every_load_runs_against_shoal_at_a_small_scale(tmp_path: Path) -> None:
     ended = subprocess.run(
@@ -106,6 +114,25 @@ def test_three_brokers_with_tls_everywhere(tmp_path: Path) -> None:
     rows = rows_of_security(tmp_path, *options)
     assert {row["figure"] for row in rows} == {"rate", "cpu_s_gb"}
     assert all(row["load"].startswith("three brokers") and row["shoal"] > 0 for row in rows)
+
+
+@pytest.mark.nightly
+def test_three_brokers_as_deployed(tmp_path: Path) -> None:
+    """Each load has its figures, and those with logins over TLS beside those without."""
+    words = ("--side", "shoal", "--scale", "0.01", "--rounds", "1", "--into", str(tmp_path))
+    ended = subprocess.run(
+        [sys.executable, str(BENCH / "run_deployed.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads((tmp_path / "deployed.json").read_text())["rows"]
+    rates = [row["load"] for row in rows if row["figure"] == "rate"]
+    assert len(rates) == len(set(rates)) == 21
+    times = [row for row in rows if row["figure"] == "secured_times"]
+    assert len(times) == 9
+    assert all(row["shoal"] > 0 for row in times)
 
 
 @pytest.mark.nightly

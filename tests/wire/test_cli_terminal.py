@@ -9,11 +9,11 @@ import pytest
 from commands import Shoal
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.cli.terminal import visible
+from shoal.cli.terminal import make_visible
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
-from shoal.client.topics import NewTopic
+from shoal.client.net.cluster import TopicPartition
 from shoal.record.records import build_batch
 from wireclient import WireClient
 
@@ -81,7 +81,7 @@ def test_a_pipe_gets_the_text_as_it_is(shoal: Shoal) -> None:
 
 @given(st.text())
 def test_what_is_visible_controls_nothing_and_json_stays_the_same(text: str) -> None:
-    found = visible(text)
+    found = make_visible(text)
     assert all(one.isprintable() or one in "\n\t\xa0\u202f\u3000" for one in found)
-    assert visible(found) == found
-    assert json.loads(visible(json.dumps(text, ensure_ascii=False))) == text
+    assert make_visible(found) == found
+    assert json.loads(make_visible(json.dumps(text, ensure_ascii=False))) == text

@@ -1,6 +1,6 @@
 """Effects of many broker configs, on one real broker that is started with all of them.
 
-`tests/config_effects.py` names these tests as the proofs of their configs.
+`tests/support/config_effects.py` names these tests as the proofs of their configs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from conditions import eventually
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.compression import Compression
 from shoal.record.records import build_batch
 from wireclient import WireClient
@@ -200,7 +200,7 @@ def test_consumer_groups(client: WireClient) -> None:
     """group.consumer.heartbeat.interval.ms, group.consumer.max.size"""
     coordinator(client, 0, "modern")
     first = heartbeat(client, "modern", "")
-    assert (first.error_code, codec.ms(first.heartbeat_interval)) == (0, 6_000)
+    assert (first.error_code, codec.to_ms(first.heartbeat_interval)) == (0, 6_000)
     assert heartbeat(client, "modern", "").error_code is ErrorCode.group_max_size_reached
 
 
@@ -214,7 +214,7 @@ def test_share_groups(client: WireClient) -> None:
         "subscribed_topic_names": ["none"],
     }
     answer = client.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, body)
-    assert (answer.error_code, codec.ms(answer.heartbeat_interval)) == (0, 7_000)
+    assert (answer.error_code, codec.to_ms(answer.heartbeat_interval)) == (0, 7_000)
 
 
 def test_metadata_of_offsets(client: WireClient) -> None:
@@ -357,6 +357,29 @@ def test_samples_of_the_controllers_quota(client: WireClient) -> None:
         client.call(ApiKey.ALTER_CLIENT_QUOTAS, 1, body)
 
 
+def test_a_broker_alone_is_cordoned(client: WireClient) -> None:
+    """cordoned.log.dirs: it places no replicas, and tells itself without heartbeats."""
+
+    def alter(operation: int) -> None:
+        config = {"name": "cordoned.log.dirs", "value": "*", "config_operation": operation}
+        resource = {"resource_type": 4, "resource_name": "7", "configs": [config]}
+        body = {"resources": [resource], "validate_only": False}
+        (altered,) = client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body).responses
+        assert altered.error_code is ErrorCode.none, altered
+
+    alter(0)
+    try:
+        eventually(
+            lambda: (
+                created(client, "cordoned", partitions=1, factor=1).error_code
+                is ErrorCode.invalid_replication_factor
+            )
+        )
+    finally:
+        alter(1)
+    eventually(lambda: created(client, "free", partitions=1, factor=1).error_code is ErrorCode.none)
+
+
 def test_share_state_is_compressed(client: WireClient, shared_broker: ShoalProcess) -> None:
     """share.coordinator.state.topic.compression.codec"""
     coordinator(client, 2, "z:AAAAAAAAAAAAAAAAAAAAAQ:0")
@@ -371,7 +394,7 @@ def test_share_state_is_compressed(client: WireClient, shared_broker: ShoalProce
     eventually(initialized)
     folder = shared_broker.data_dir
     logs = [f for f in folder.glob("__share_group_state-*/*.log") if f.stat().st_size]
-    codecs = {h.compression for log in logs for _, h in headers(log.read_bytes())}
+    codecs = {h.compression for log in logs for _, h in iter_headers(log.read_bytes())}
     assert codecs == {Compression.LZ4}
 
 

@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from consoles import console
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
-from shoal.client.topics import NewTopic
-from shoal.console import reading
+from shoal.console import read_budget
 from shoal.record.records import build_batch
 from wireclient import WireClient
 
@@ -64,16 +64,22 @@ def test_a_batch_that_expands_to_too_much_is_named(shared_broker: ShoalProcess) 
 
 
 def test_headers_take_no_more_memory_than_a_page_has(shared_broker: ShoalProcess) -> None:
-    headers = [("", None)] * (reading.HEADERS_BYTES_MAX // 2 + 1)
+    headers = [("", None)] * (read_budget.HEADERS_BYTES_MAX // 2 + 1)
     with SyncClient(shared_broker.bootstrap) as client:
         expect(client.run(client.admin.topics.create([NewTopic("many-headers", 1)])))
     with WireClient(shared_broker.bootstrap) as wire:
-        batch = build_batch([(1, b"k", b"v", headers)], compression="zstd")
+        records = [
+            (1, b"k", b"v", headers),
+            (1, b"k", b"v", headers[: read_budget.HEADERS_MAX + 1]),
+        ]
+        batch = build_batch(records, compression="zstd")
         assert not wire.produce("many-headers", records=bytes(batch)).error_code
 
     async def run() -> None:
         async with console(shared_broker.bootstrap) as page:
             found = await page.get("/record", topic="many-headers", partition=0, offset=0)
             assert "bytes of headers are not shown" in found.words
+            found = await page.get("/record", topic="many-headers", partition=0, offset=1)
+            assert "1,001 headers are not shown" in found.words
 
     asyncio.run(run())

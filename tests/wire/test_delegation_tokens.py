@@ -1,4 +1,4 @@
-"""Delegation tokens of a broker. `tests/compat/test_delegation_tokens.py` compares with Kafka."""
+"""Delegation tokens of a broker. `compat/oracles/test_delegation_tokens.py` compares with Kafka."""
 
 from __future__ import annotations
 

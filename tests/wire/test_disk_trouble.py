@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
-from shoal.client import cluster_health
 from shoal.client.client import Client
 from shoal.client.settings import Settings
+from shoal.monitoring import cluster_health
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.records import read_records
 from wireclient import WireClient
 
@@ -53,7 +53,7 @@ def problems(broker: ShoalProcess) -> list[str]:
     """Return what is wrong according to `shoal cluster health`."""
 
     async def main() -> list[str]:
-        async with Client(Settings.of(broker.bootstrap)) as client:
+        async with Client(Settings.from_bootstrap(broker.bootstrap)) as client:
             return (await cluster_health.examine(client)).problems
 
     return asyncio.run(main())
@@ -67,7 +67,7 @@ def read_all(client: WireClient, topic: str) -> list[bytes | None]:
         if not answer.records:
             return found
         data = answer.records
-        found += [r.value for at, _ in headers(data) for r in read_records(data, at)]
+        found += [r.value for at, _ in iter_headers(data) for r in read_records(data, at)]
 
 
 @pytest.mark.parametrize("then", ["continue", "kill -9", "restart"])

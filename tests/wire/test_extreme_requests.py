@@ -2,7 +2,7 @@
 
 Every field of every API and version, one at a time: strings that are not UTF-8, truth values other
 than 0 and 1, the smallest and the largest numbers. As Kafka, Shoal closes the connection only for a
-null where the schema has none (`tests/compat/test_extreme_requests.py`).
+null where the schema has none (`tests/compat/oracles/test_extreme_requests.py`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def test_only_a_null_closes_the_connection(shoal: ShoalProcess, key: int) -> Non
         with WireClient(shoal.bootstrap) as client:
             topic_id = make_topic(client)
         for extreme in extremes(api, version, topic_id):
-            if extreme.is_null:
+            # Shoal's own reason of a failure may lack texts.
+            if extreme.is_null and ".reason." not in extreme.what:
                 expected.append(extreme.what)
             if not is_answered(sock, extreme.frame):
                 closed.append(extreme.what)
@@ -89,7 +90,7 @@ def test_a_client_id_may_be_anything(
     shoal: ShoalProcess, client_id: bytes, api: ApiKey, version: int
 ) -> None:
     """Kafka takes every length below 0 as null."""
-    head = frames.request_head(api, version, 1, "")
+    head = frames.build_request_head(api, version, 1, "")
     body = codec.write_request(api, version, {"topics": []})
     with connect(shoal) as sock:
         assert is_answered(sock, framed(head[:8] + client_id + head[10:] + body))
@@ -100,7 +101,7 @@ def test_a_string_of_too_many_bytes(shoal: ShoalProcess) -> None:
     is not stored, and not echoed. The records of groups would have no length for it."""
 
     def ask(api: ApiKey, version: int, body: dict[str, object]) -> bool:
-        head = frames.request_head(api, version, 1, "long")
+        head = frames.build_request_head(api, version, 1, "long")
         with connect(shoal) as sock:
             return is_answered(sock, framed(head + codec.write_request(api, version, body)))
 
@@ -109,7 +110,7 @@ def test_a_string_of_too_many_bytes(shoal: ShoalProcess) -> None:
         row = {"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}
         topics = [{"name": NAME, "partitions": [row]}]
         commit = {"generation_id_or_member_epoch": -1, "member_id": "", "topics": topics}
-        head = frames.request_head(ApiKey.OFFSET_COMMIT, 8, 1, "long")
+        head = frames.build_request_head(ApiKey.OFFSET_COMMIT, 8, 1, "long")
         replaced = commit | {"group_id": b"\xe9" * 32_767}
         body = codec.write_request(ApiKey.OFFSET_COMMIT, 8, replaced)
         client.sock.sendall(framed(head + body))

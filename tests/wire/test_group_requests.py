@@ -348,7 +348,9 @@ def test_a_sync_names_its_protocol(client: WireClient, group: str) -> None:
 @pytest.mark.parametrize("key", [k for k in HANDLERS if k in range(8, 17) or k in (42, 47)])
 def test_answers_use_names_that_the_protocol_has(key: int) -> None:
     """A refusal of the whole request is a response in every version."""
-    layout = codec.struct_of(codec.entity(key, max(HANDLERS[key].versions), EntityType.response))
+    layout = codec.build_struct(
+        codec.load_entity(key, max(HANDLERS[key].versions), EntityType.response)
+    )
     assert HANDLERS[key].refuse is not None or any(
         f.name in ("error_code", "groups", "coordinators", "results") for f in layout.fields
     )

@@ -14,7 +14,7 @@ from conditions import ceiling
 from ports import free_ports
 from sasl_dialogue import Dialogue
 from servers import ShoalProcess
-from unit.test_jwt_tokens import token
+from unit.security.test_jwt_tokens import token
 from wire.test_tls_listeners import Secured, trusting
 
 if TYPE_CHECKING:

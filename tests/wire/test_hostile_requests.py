@@ -104,7 +104,7 @@ def test_requests_that_mean_harm(
 
 
 def head(api: ApiKey, version: int) -> bytes:
-    return frames.request_head(api, version, 1, "hostile")
+    return frames.build_request_head(api, version, 1, "hostile")
 
 
 GROUP = struct.pack(">h1s", 1, b"g")

@@ -10,9 +10,8 @@ from conditions import eventually
 from servers import ShoalProcess
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
-from shoal.protocol.codec import KEY_HASH_MAX
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE
+from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE, KEY_HASH_MAX
 from shoal.record.finished_offsets import HEADER, FinishedOffsets
 from wireclient import WireClient
 
@@ -96,7 +95,7 @@ def key_range(position: int, *ranges: tuple[int, int], **fields: Any) -> dict[st
         "first_hash": 0,
         "last_hash": KEY_HASH_MAX,
         "position": position,
-        "finished": FinishedOffsets.of(ranges).encode(),
+        "finished": FinishedOffsets.from_ranges(ranges).encode(),
         **fields,
     }
 
@@ -175,7 +174,7 @@ def _raw(client: WireClient, api: ApiKey, version: int, body: dict[str, Any]) ->
     frame = b""
     while len(frame) < size:
         frame += client.sock.recv(size - len(frame))
-    return frame[len(frames.response_head(api, version, 0)) :]
+    return frame[len(frames.build_response_head(api, version, 0)) :]
 
 
 WRONG = HEADER.pack(9, 5, 1, 1, 1) + b"\x01"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine import lacking
-from shoal.client.partitioner import partition_of
+from shoal.client.produce.partitioner import choose_partition
 from shoal.protocol.features import KEY_HASH_MAX
-from shoal.record import key_hash, walker
+from shoal.record import batch_validation, key_hash
 from shoal.record.key_ranges import KeyRanges
 
 #: Version 1. `b"ABC"` is the example of Spark's documentation of `xxhash64`, without its lowest
@@ -45,35 +45,35 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("key", "expected"), VECTORS, ids=lambda v: str(v)[:20])
 def test_vectors(key: bytes, expected: int) -> None:
-    assert key_hash.key_hash(key) == key_hash.in_python(key) == expected
-    assert key_hash.key_hash(memoryview(key)) == key_hash.record_hash(key, 7) == expected
+    assert key_hash.hash_key(key) == key_hash.hash_key_in_python(key) == expected
+    assert key_hash.hash_key(memoryview(key)) == key_hash.hash_record(key, 7) == expected
 
 
 @pytest.mark.parametrize(("offset", "expected"), OFFSETS)
 def test_vectors_of_records_without_a_key(offset: int, expected: int) -> None:
-    assert key_hash.record_hash(None, offset) == expected
+    assert key_hash.hash_record(None, offset) == expected
 
 
 @pytest.mark.parametrize(("key", "expected"), PUBLISHED, ids=lambda v: str(v)[:20])
 def test_it_is_xxh64(key: bytes, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_hash, "_SEED", 0)
-    assert key_hash.in_python(key) == expected >> 1
+    assert key_hash.hash_key_in_python(key) == expected >> 1
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200))
 def test_the_compiled_hash_is_the_same(key: bytes) -> None:
-    if walker.native is None:
+    if batch_validation.native is None:
         lacking("the hash is not compiled: python -m shoal.compile, with a C compiler")
-    assert 0 <= key_hash.key_hash(key) == key_hash.in_python(key) <= KEY_HASH_MAX
+    assert 0 <= key_hash.hash_key(key) == key_hash.hash_key_in_python(key) <= KEY_HASH_MAX
 
 
 def test_the_keys_of_one_partition_spread_over_all_ranges() -> None:
     """The partitioner's hash gives a partition every eighth key; each range gets its part of
     them."""
     keys = [b"key-%d" % n for n in range(16_000)]
-    mine = [key for key in keys if partition_of(key, 8) == 3]
-    parts = [KeyRanges.part(n, 8) for n in range(1, 9)]
-    counts = [sum(part.holds(key, 0) for key in mine) for part in parts]
+    mine = [key for key in keys if choose_partition(key, 8) == 3]
+    parts = [KeyRanges.from_part(n, 8) for n in range(1, 9)]
+    counts = [sum(part.has_record(key, 0) for key in mine) for part in parts]
     assert sum(counts) == len(mine) > 1_800
     assert max(counts) < 1.25 * min(counts)

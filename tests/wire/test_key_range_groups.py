@@ -165,7 +165,7 @@ def raw(client: WireClient, api: ApiKey, version: int, body: dict[str, Any]) -> 
     frame = b""
     while len(frame) < size:
         frame += client.sock.recv(size - len(frame))
-    return frame[len(frames.response_head(api, version, 0)) :]
+    return frame[len(frames.build_response_head(api, version, 0)) :]
 
 
 def test_two_members_share_a_partition(client: WireClient) -> None:
@@ -321,7 +321,7 @@ def test_members_with_key_ranges_heartbeat_often(client: WireClient) -> None:
     """shoal.group.consumer.takeover.heartbeat.interval.ms. A plain member has its group's."""
 
     def interval_ms(member: Member) -> int:
-        return codec.ms(member.beat().heartbeat_interval)
+        return codec.to_ms(member.beat().heartbeat_interval)
 
     assert [interval_ms(member) for member in pair(client)] == [250, 250]
     plain = Member(client, next(_names), "plain", hash_version=0)

@@ -13,7 +13,7 @@ from conditions import ceiling, eventually
 from faulty_batches import batch, record, records
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import HEADER_SIZE, BatchHeader, headers, read_header, seal
+from shoal.record.batch import HEADER_SIZE, BatchHeader, iter_headers, read_header, seal
 from wireclient import WireClient
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def answer(client: WireClient, version: int = 9) -> tuple[int, Any]:
 
 def stored(client: WireClient, topic: str) -> list[BatchHeader]:
     found = client.fetch(topic, 0, partition_max_bytes=1 << 26)
-    return [header for _, header in headers(found.records or b"")]
+    return [header for _, header in iter_headers(found.records or b"")]
 
 
 def test_other_connections_are_served_meanwhile(

@@ -99,7 +99,7 @@ def test_a_log_that_is_deleted_amid_an_answer_is_sent_to_its_end(
             more = slow.sock.recv(1 << 20)
             assert more
             rest += more
-        at = 4 + len(frames.response_head(ApiKey.FETCH, 12, 0))
+        at = 4 + len(frames.build_response_head(ApiKey.FETCH, 12, 0))
         answer = codec.read_response(ApiKey.FETCH, 12, bytes(rest), at)
         assert answer.responses[0].partitions[0].records == data
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_material import NOW_MS, batch, find_since, open_log
-from shoal.log.appends import Origin
+from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused
 from shoal.log.memory import MemoryStorage
-from shoal.record.batch import headers, sign
+from shoal.record.batch import iter_headers, sign
 from shoal.record.compression import Compression, compress
 from shoal.record.records import build_batch, read_records
 
@@ -32,7 +32,7 @@ CONFIGS = [
 
 def offer(log: Log, data: bytes) -> None:
     """Append as any client may; the log then contains only complete batches."""
-    for origin in Origin:
+    for origin in AppendOrigin:
         end = log.log_end_offset
         try:
             log.append(data, now_ms=NOW_MS, leader_epoch=0, origin=origin)
@@ -49,7 +49,7 @@ def offer(log: Log, data: bytes) -> None:
     at = log.log_start_offset
     while at < log.log_end_offset:
         found = log.read(at, 1 << 20)
-        assert sum(h.size for _, h in headers(found.data)) == len(found.data)
+        assert sum(h.size for _, h in iter_headers(found.data)) == len(found.data)
         if not found.data:
             break
         at = found.next_offset

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from conditions import eventually
-from shoal.log.uuids import uuid_text
+from shoal.log.uuids import format_uuid
 from wireclient import WireClient
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def test_logs_that_the_metadata_does_not_know_are_kept_as_strays(
         shutil.copytree(folder / "t-0", folder / name)
     earlier = (folder / "t-0" / "partition.metadata").read_bytes()
     (folder / "t-0" / "partition.metadata").write_text(
-        f"version: 0\ntopic_id: {uuid_text(UUID(int=99))}"
+        f"version: 0\ntopic_id: {format_uuid(UUID(int=99))}"
     )
     records = (folder / "t-0" / "00000000000000000000.log").read_bytes()
     assert records

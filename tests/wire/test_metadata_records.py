@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal.metadata import delta
-from shoal.metadata.acls import acl_record
+from shoal.metadata.acls import build_acl_record
 from shoal.metadata.image import MetadataImage
 from shoal.metadata.records import MetadataRecord, UnknownRecord, decode, encode
-from shoal.metadata.secret_fields import masked
+from shoal.metadata.secret_fields import mask_secrets
 from shoal.protocol.errors import WireError
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal.security.delegation_tokens import DelegationToken
-from shoal.security.scram import SCRAM_MECHANISMS, of_salted_password
+from shoal.security.scram import SCRAM_MECHANISMS, from_salted_password
 
 DIRECTORY = UUID("1cf101b2-0105-458c-b6af-bd08125d4b47")
 TOPIC = UUID("f50917b6-1072-4f27-9685-ad9d7b3f77c3")
@@ -106,7 +106,7 @@ def test_access_control_entry() -> None:
         Operation.READ,
         Permission.ALLOW,
     )
-    assert record == acl_record(id, entry)
+    assert record == build_acl_record(id, entry)
     assert decode(bytes.fromhex(ACL_REMOVED)).fields == {"id": id}
     image = applied(ACL)
     assert dict(image.acls) == {id: entry}
@@ -117,7 +117,7 @@ def test_scram_credential() -> None:
     """Kafka stored it for the salted password of 32 times `p`."""
     image = applied(CREDENTIAL)
     mechanism = SCRAM_MECHANISMS["SCRAM-SHA-256"]
-    expected = of_salted_password(mechanism, b"p" * 32, b"salt", 4096)
+    expected = from_salted_password(mechanism, b"p" * 32, b"salt", 4096)
     assert dict(image.scram_credentials) == {("m", mechanism.number): expected}
     assert decode(bytes.fromhex(CREDENTIAL_REMOVED)).fields == {"name": "b", "mechanism": 1}
 
@@ -143,7 +143,7 @@ def applied(*texts: str) -> MetadataImage:
 
 def test_no_secret_is_in_the_text_of_a_record() -> None:
     record = decode(bytes.fromhex(CREDENTIAL))
-    for text in (repr(record), str(record), repr(masked(record)), repr(applied(CREDENTIAL))):
+    for text in (repr(record), str(record), repr(mask_secrets(record)), repr(applied(CREDENTIAL))):
         assert "iterations" in text
         for name in ("salt", "stored_key", "server_key"):
             assert repr(record.fields[name]) not in text
@@ -161,10 +161,10 @@ def test_no_secret_is_in_the_text_of_a_record() -> None:
 )
 def test_passwords_among_configs_are_masked(name: str, is_secret: bool) -> None:
     fields = {"resource_type": 4, "resource_name": "1", "name": name, "value": "1"}
-    shown = masked(MetadataRecord("ConfigRecord", fields))
+    shown = mask_secrets(MetadataRecord("ConfigRecord", fields))
     assert shown == fields | ({"value": "[hidden]"} if is_secret else {})
     for unmasked in (fields | {"value": None}, fields | {"resource_type": 2}):
-        assert masked(MetadataRecord("ConfigRecord", unmasked)) == unmasked
+        assert mask_secrets(MetadataRecord("ConfigRecord", unmasked)) == unmasked
 
 
 @pytest.mark.parametrize("text", [t for t in ALL if t != UNFENCED])

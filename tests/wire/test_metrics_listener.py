@@ -12,9 +12,9 @@ import pytest
 from certificates import Authority, Stores
 from conditions import eventually
 from ports import free_ports
-from shoal.client import scrape
 from shoal.client.client import Client
 from shoal.client.settings import Settings
+from shoal.monitoring import scrape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,8 +149,8 @@ def test_commands_read_protected_metrics(
 
     def numbers(properties: dict[str, str], url: str = broker.metrics_url) -> object:
         async def main() -> object:
-            async with Client(Settings.of(broker.bootstrap, properties)) as client:
-                return await scrape.share_numbers(client.admin, [url], warnings.append)
+            async with Client(Settings.from_bootstrap(broker.bootstrap, properties)) as client:
+                return await scrape.read_group_numbers(client.admin, [url], warnings.append)
 
         warnings.clear()
         return asyncio.run(main())
@@ -183,7 +183,7 @@ def test_commands_learn_of_tls_from_the_broker(
     broker = start_broker(configs=tls(stores), metrics=f"127.0.0.1:{port}")
 
     async def main() -> list[str]:
-        async with Client(Settings.of(broker.bootstrap)) as client:
-            return await scrape.addresses(client.admin)
+        async with Client(Settings.from_bootstrap(broker.bootstrap)) as client:
+            return await scrape.find_metrics_addresses(client.admin)
 
     assert asyncio.run(main()) == [f"https://127.0.0.1:{port}"]

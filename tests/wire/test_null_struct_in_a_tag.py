@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.coordinator.contract import Record
+from shoal.coordinator.contract import CoordinatorRecord
 from shoal.coordinator.group.records import RecordType, decode
 from shoal.protocol import compiler
-from shoal.protocol.schema import Column, Message
+from shoal.protocol.schema import FieldSpec, MessageSpec
 
 MEMBER = "7bd2bde4-8d8b-47f6-9469-cda7dbdf4681"
 KEY = b"\0\5\0\x0ccg1795249706\0$" + MEMBER.encode()
@@ -16,7 +16,7 @@ VALUE = bytes.fromhex(
 
 
 def test_a_member_of_the_consumer_protocol_has_no_classic_metadata() -> None:
-    found = decode(Record(KEY, VALUE))
+    found = decode(CoordinatorRecord(KEY, VALUE))
     assert found is not None
     assert found.type is RecordType.CONSUMER_GROUP_MEMBER_METADATA
     assert found.key == {"group_id": "cg1795249706", "member_id": MEMBER}
@@ -26,19 +26,22 @@ def test_a_member_of_the_consumer_protocol_has_no_classic_metadata() -> None:
 
 
 def test_null_is_0_in_a_tag_and_minus_1_elsewhere() -> None:
-    inner = (Column("number", "int8"),)
-    message = Message(
+    inner = (FieldSpec("number", "int8"),)
+    message = MessageSpec(
         "M",
         "0",
         (
-            Column("plain", inner, struct=True, nullable="0"),
-            Column(
+            FieldSpec("plain", inner, struct=True, nullable="0"),
+            FieldSpec(
                 "tagged", inner, struct=True, nullable="0", tagged="0", tag=0, default={"number": 0}
             ),
         ),
         flexible="0+",
     )
-    write, read = compiler.writer(message.at(0)), compiler.reader(message.at(0))
+    write, read = (
+        compiler.get_writer(message.get_struct(0)),
+        compiler.get_reader(message.get_struct(0)),
+    )
     for value, wire in (
         ({"plain": None, "tagged": None}, "ff 01 00 01 00"),
         ({"plain": {"number": 1}, "tagged": {"number": 2}}, "01 01 00 01 00 03 01 02 00"),

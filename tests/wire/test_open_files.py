@@ -92,7 +92,7 @@ def test_few_descriptors_left_are_logged_once() -> None:
 
     checks = open_files.OpenFiles(Log())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = open_files.count() + 2
+    few = open_files.count_open_files() + 2
     try:
         checks.check()
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))

@@ -9,10 +9,10 @@ import pytest
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
 from shoal.coordinator.share.backoff import Delay
-from shoal.protocol import codec
+from shoal.protocol import codec, length_check
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
-from shoal.server.share.persister import delay_entries, delays_of
+from shoal.server.share.persister import build_delay_entries, parse_delays
 
 WRITE, READ = ApiKey.WRITE_SHARE_GROUP_STATE, ApiKey.READ_SHARE_GROUP_STATE
 WAITS = [Delay(3, 5, 1, 1_700_000_000_000), Delay(9, 9, 2, 1_700_000_000_500)]
@@ -27,7 +27,7 @@ def written(*waits: Delay) -> dict[str, Any]:
         "start_offset": 4,
         "delivery_complete_count": 0,
         "state_batches": [batch],
-        "delays": delay_entries(waits),
+        "delays": build_delay_entries(waits),
     }
     return {"group_id": "g", "topics": [{"topic_id": UUID(int=7), "partitions": [row]}]}
 
@@ -38,24 +38,29 @@ def test_a_state_that_is_written_contains_the_waits() -> None:
         (topic,) = codec.read_request(WRITE, version, memoryview(data)).topics
         (row,) = topic.partitions
         assert topic.topic_id == UUID(int=7)
-        assert delays_of(row) == WAITS
+        assert parse_delays(row) == WAITS
         assert (row.start_offset, row.state_batches[0].last_offset) == (4, 5)
 
 
 def test_a_state_that_is_read_contains_the_waits() -> None:
-    row = {"partition": 1, "state_epoch": 2, "start_offset": 4, "delays": delay_entries(WAITS)}
+    row = {
+        "partition": 1,
+        "state_epoch": 2,
+        "start_offset": 4,
+        "delays": build_delay_entries(WAITS),
+    }
     body = {"results": [{"topic_id": UUID(int=7), "partitions": [row]}]}
     data = bytes(codec.write_response(READ, 0, body))
     (found,) = codec.read_response(READ, 0, memoryview(data)).results[0].partitions
-    assert delays_of(found) == WAITS
+    assert parse_delays(found) == WAITS
     assert found.error_code == 0
 
 
 def test_without_waits_the_bytes_are_kafkas() -> None:
     data = bytes(codec.write_request(WRITE, 1, written()))
-    read = entity_reader(codec.entity(WRITE, 1, EntityType.request))
+    read = entity_reader(codec.load_entity(WRITE, 1, EntityType.request))
     (row,) = read(data, 0)[0].topics[0].partitions
-    assert delays_of(row) == []
+    assert parse_delays(row) == []
     assert b"\xe8\x07" not in data
 
 
@@ -64,7 +69,7 @@ def test_unknown_tags_are_ignored() -> None:
     at = data.index(b"\xe8\x07")
     data[at : at + 2] = b"\xe9\x07"
     (row,) = codec.read_request(WRITE, 1, memoryview(bytes(data))).topics[0].partitions
-    assert delays_of(row) == []
+    assert parse_delays(row) == []
     assert row.start_offset == 4
 
 
@@ -74,7 +79,9 @@ def test_a_forwarded_request_has_an_id() -> None:
     found = codec.read_request(ApiKey.ENVELOPE, 0, memoryview(bytes(data)))
     assert (found.request_data, found.request_id) == (b"r", b"i" * 16)
     plain = codec.write_request(ApiKey.ENVELOPE, 0, fields)
-    assert entity_reader(codec.entity(ApiKey.ENVELOPE, 0, EntityType.request))(bytes(plain), 0)[0]
+    assert entity_reader(codec.load_entity(ApiKey.ENVELOPE, 0, EntityType.request))(
+        bytes(plain), 0
+    )[0]
 
 
 def test_null_is_refused_beside_an_own_field() -> None:
@@ -106,5 +113,34 @@ def test_a_fetch_with_the_tag_of_a_newer_client_is_read_like_kafkas() -> None:
     assert codec.read_request(ApiKey.FETCH, 12, bytes(data)).max_wait_ms == 7
     data[at : at + 2] = b"\xea\x07"
     read = codec.read_request(ApiKey.FETCH, 12, bytes(data))
-    assert codec.ms(read.max_wait) == 7
+    assert codec.to_ms(read.max_wait) == 7
     assert read.topics[0].partitions[0].fetch_offset == 5
+
+
+def test_the_check_of_lengths_tells_which_parser_reads_a_body() -> None:
+    """kio's parser knows the tags of Kafka's schema alone, at any depth."""
+
+    def has_foreign_tags(api: ApiKey, version: int, data: bytes | bytearray) -> bool:
+        layout = codec.build_struct(codec.load_entity(api, version, EntityType.request))
+        return length_check.compile_check(layout)(bytes(data), 0, 100)[2]
+
+    ranges = [{"first_hash": 0, "last_hash": 1}]
+    for own, expected in (({}, False), ({"key_ranges": ranges}, True)):
+        asked = {"partition": 1, "fetch_offset": 5, "partition_max_bytes": 9} | own
+        body = {"cluster_id": "c", "topics": [{"topic": "t", "partitions": [asked]}]}
+        data = codec.write_request(ApiKey.FETCH, 12, body)  # The cluster's id is Kafka's tag 0.
+        assert has_foreign_tags(ApiKey.FETCH, 12, data) is expected
+    heartbeat = codec.write_request(ApiKey.BROKER_HEARTBEAT, 2, {"cordoned_log_dirs": ()})
+    assert not has_foreign_tags(ApiKey.BROKER_HEARTBEAT, 2, heartbeat)
+    # The tag of a newer client, in place of one of ours.
+    data[data.index(b"\xe8\x07")] += 8
+    assert has_foreign_tags(ApiKey.FETCH, 12, data)
+
+
+def test_a_tag_that_is_larger_than_its_value_hides_no_other_one() -> None:
+    """kio goes on at the end of the value, where this body has the tag 21."""
+    data = bytes(codec.write_request(ApiKey.FETCH, 12, {"cluster_id": "c"}))
+    cluster_id = b"\x01\x00\x02\x02c"
+    assert data.endswith(cluster_id)
+    larger = data.removesuffix(cluster_id) + b"\x02\x00\x03\x02c\x15\x00\x02\x02d"
+    assert codec.read_request(ApiKey.FETCH, 12, larger).cluster_id == "d"

@@ -1,7 +1,9 @@
 """The hand-written codec of Produce compared with the general one: same fields, same bytes."""
 
 import random
+import struct
 import uuid
+from collections.abc import Callable
 
 import pytest
 from shoal.protocol import codec, produce
@@ -42,7 +44,7 @@ def test_reads_what_kio_reads(version: int, number: int, seed: int) -> None:
     ours = produce.read(version, memoryview(frame), 4)
     theirs = codec.read_request(0, version, bytes(data))
     assert ours.transactional_id == theirs.transactional_id
-    assert (ours.acks, ours.timeout_ms) == (theirs.acks, codec.ms(theirs.timeout))
+    assert (ours.acks, ours.timeout_ms) == (theirs.acks, codec.to_ms(theirs.timeout))
     assert len(ours.topics) == len(theirs.topic_data)
     for topic, other in zip(ours.topics, theirs.topic_data, strict=True):
         assert topic.name == getattr(other, "name", "")
@@ -69,6 +71,47 @@ def test_every_cut_is_refused(version: int, seed: int) -> None:
     for end in range(min(len(data), 600)):
         with pytest.raises(WireError):
             produce.read(version, memoryview(data)[:end], 0)
+
+
+@pytest.mark.parametrize("records", [None, b"", bytes(9), bytes(200)])
+@pytest.mark.parametrize("name", ["a", "t" * 126, "t" * 127])
+def test_a_single_batch_is_read_as_any(name: str, records: bytes | None) -> None:
+    """The reader of the usual shape finds what the general one finds, whichever byte is wrong or
+    missing."""
+    partition = {"index": 7, "records": records}
+    topics = [{"name": name, "partition_data": [partition]}]
+    data = codec.write_request(0, 9, {"acks": -1, "timeout_ms": 9, "topic_data": topics})
+    nothing = [{"name": name, "partition_data": []}]
+    empty = codec.write_request(0, 9, {"acks": -1, "timeout_ms": 9, "topic_data": nothing})
+    frames = [empty, data, data + b"\0", *(data[:end] for end in range(len(data)))]
+    frames += [
+        data[:at] + bytes([value]) + data[at + 1 :]
+        for at in range(len(data))
+        for value in {0, 1, 2, 3, 0x80, data[at] + 1 & 0xFF} - {data[at]}
+    ]
+    for frame in frames:
+        view = memoryview(frame)
+        assert outcome(produce.read, view) == outcome(produce.read_flexible, view)
+    is_usual = len(name) < 127 and records is not None
+    assert (produce.read_single(memoryview(data), 0) is not None) == is_usual
+
+
+def outcome(read: Callable[[int, memoryview, int], object], frame: memoryview) -> object:
+    """Return what a reader finds; None for bytes that it refuses."""
+    try:
+        return read(9, frame, 0)
+    except (WireError, IndexError, struct.error):
+        return None
+
+
+def test_names_that_no_topic_has_are_not_kept() -> None:
+    """A client chooses them: a topic without partitions is answered without an error."""
+    kept = produce._encode_short_name.cache_info().misses  # noqa: SLF001
+    for size in (250, 30_000):
+        topics = [{"name": "x" * size, "partition_responses": []}]
+        general = codec.write_response(0, 9, {"responses": topics})
+        assert produce.write_success_response(9, topics) == general
+    assert produce._encode_short_name.cache_info().misses == kept  # noqa: SLF001
 
 
 def test_announced_millions_cost_nothing() -> None:
@@ -101,4 +144,4 @@ def test_writes_what_the_general_writer_writes(version: int, number: int, seed: 
         for _ in range(rng.randrange(4))
     ]
     general = codec.write_response(0, version, {"responses": topics})
-    assert produce.write_taken(version, topics) == general
+    assert produce.write_success_response(version, topics) == general

@@ -13,7 +13,7 @@ import pytest
 from conditions import eventually
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.records import build_batch, read_records
 from wireclient import WireClient
 
@@ -40,7 +40,7 @@ def topic(client: WireClient) -> str:
 
 def values(records: bytes | None) -> list[bytes | None]:
     data = records or b""
-    return [r.value for at, _ in headers(data) for r in read_records(data, at)]
+    return [r.value for at, _ in iter_headers(data) for r in read_records(data, at)]
 
 
 @pytest.mark.parametrize("version", range(3, 13))

@@ -11,7 +11,7 @@ from shoal.quorum import snapshots
 from shoal.quorum.control_records import build_control_batch, read_control_batch
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.quorum_state import QuorumState
-from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
+from shoal.quorum.voters import ReplicaKey, Voter, VoterEndpoint, VoterSet
 from shoal.record.batch import check_crc, read_header
 from shoal.record.control import ControlType
 
@@ -35,11 +35,11 @@ QUORUM_STATE = (
     b'{"leaderId":1,"leaderEpoch":2,"votedId":-1,"votedDirectoryId":"AAAAAAAAAAAAAAAAAAAAAA",'
     b'"data_version":1}'
 )
-VOTERS = VoterSet.of(
+VOTERS = VoterSet.from_voters(
     [
         Voter(
             ReplicaKey(1, UUID("dcab1c53-6e2e-4d87-b5b3-6589f3905210")),
-            (Endpoint("CONTROLLER", "127.0.0.1", 21201),),
+            (VoterEndpoint("CONTROLLER", "127.0.0.1", 21201),),
         )
     ]
 )
@@ -60,7 +60,7 @@ def test_a_leaders_first_batch_is_kafkas_byte_for_byte() -> None:
                 {"leader_id": 1, "voters": one, "granting_voters": one},
             ),
             (ControlType.KRAFT_VERSION, {"kraft_version": 1}),
-            (ControlType.KRAFT_VOTERS, VOTERS.fields()),
+            (ControlType.KRAFT_VOTERS, VOTERS.to_fields()),
         ],
         base_offset=0,
         leader_epoch=1,
@@ -72,8 +72,8 @@ def test_a_leaders_first_batch_is_kafkas_byte_for_byte() -> None:
 def test_kafkas_snapshot_is_read() -> None:
     assert snapshots.read(SNAPSHOT) == (VOTERS, [])
     name = "00000000000000000000-0000000000.checkpoint"
-    assert snapshots.id_of(name) == OffsetAndEpoch(0, 0)
-    assert snapshots.file_name(OffsetAndEpoch(0, 0)) == name
+    assert snapshots.parse_file_name(name) == OffsetAndEpoch(0, 0)
+    assert snapshots.format_file_name(OffsetAndEpoch(0, 0)) == name
 
 
 def test_the_quorum_state_is_kafkas_byte_for_byte() -> None:

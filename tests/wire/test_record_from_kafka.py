@@ -6,8 +6,8 @@ Taken from the segments of a broker: six records with keys k1 to k6 and two head
 from __future__ import annotations
 
 import pytest
-from shoal.log.producers import CorruptSnapshot, ProducerStates
-from shoal.record.batch import check_crc, headers, read_header
+from shoal.log.producers import CorruptSnapshot, ProducerStateManager
+from shoal.record.batch import check_crc, iter_headers, read_header
 from shoal.record.compression import Compression
 from shoal.record.records import read_records
 
@@ -60,11 +60,11 @@ SNAPSHOT = bytes.fromhex(
 @pytest.mark.parametrize("codec", list(SEGMENTS))
 def test_a_segment_of_kafkas(codec: str) -> None:
     data = SEGMENTS[codec]
-    [(at, header)] = headers(data)
+    [(at, header)] = iter_headers(data)
     assert at == 0
     assert header.size == len(data)
     assert check_crc(data, 0, header)
-    assert header.compression == Compression.of(codec)
+    assert header.compression == Compression.from_name(codec)
     assert (header.base_offset, header.last_offset, header.record_count) == (0, 5, 6)
     assert (header.leader_epoch, header.producer_epoch, header.base_sequence) == (0, 0, 0)
     found = list(read_records(data))
@@ -77,18 +77,18 @@ def test_a_segment_of_kafkas(codec: str) -> None:
 @pytest.mark.parametrize("codec", list(SEGMENTS))
 def test_no_cut_of_it_is_a_whole_batch(codec: str) -> None:
     data = SEGMENTS[codec]
-    assert all(not list(headers(data[:end])) for end in range(len(data)))
+    assert all(not list(iter_headers(data[:end])) for end in range(len(data)))
 
 
 def test_a_producer_snapshot_of_kafkas() -> None:
-    states = ProducerStates()
+    states = ProducerStateManager()
     states.load(SNAPSHOT, now_ms=0)
     [producer] = states
     header = read_header(SEGMENTS["zstd"])
     assert producer.producer_id == header.producer_id
     assert (producer.epoch, producer.last_sequence, producer.last_offset) == (0, 5, 5)
     assert producer.last_timestamp == header.max_timestamp
-    assert states.snapshot() == SNAPSHOT
+    assert states.to_snapshot() == SNAPSHOT
 
 
 @pytest.mark.parametrize("at", range(len(SNAPSHOT)))
@@ -96,6 +96,6 @@ def test_a_damaged_snapshot_is_detected(at: int) -> None:
     data = bytearray(SNAPSHOT)
     data[at] ^= 0x10
     with pytest.raises(CorruptSnapshot):
-        ProducerStates().load(bytes(data), now_ms=0)
+        ProducerStateManager().load(bytes(data), now_ms=0)
     with pytest.raises(CorruptSnapshot):
-        ProducerStates().load(SNAPSHOT[:at], now_ms=0)
+        ProducerStateManager().load(SNAPSHOT[:at], now_ms=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal.record.batch import CorruptBatch, check_crc, headers, read_header, sign
+from shoal.record.batch import CorruptBatch, check_crc, iter_headers, read_header, sign
 from shoal.record.control import build_marker, read_marker
 from shoal.record.records import build_batch, read_records
 
@@ -22,7 +22,7 @@ def test_round_trip(rows: list, codec: str, base_offset: int) -> None:
     batch = build_batch(rows, compression=codec, base_offset=base_offset)
     header = read_header(batch)
     assert check_crc(batch, 0, header)
-    assert list(headers(batch)) == [(0, header)]
+    assert list(iter_headers(batch)) == [(0, header)]
     expected = [(base_offset + i, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(rows)]
     assert [tuple(r) for r in read_records(batch)] == expected
 
@@ -30,7 +30,7 @@ def test_round_trip(rows: list, codec: str, base_offset: int) -> None:
 def walk(data: bytes) -> None:
     """Do all that a broker may do with bytes under a valid CRC."""
     try:
-        for at, header in headers(data):
+        for at, header in iter_headers(data):
             check_crc(data, at, header)
             for record in read_records(data, at, bytes_max=1 << 20):
                 assert record.key is None or len(record.key) <= len(data) + (1 << 20)

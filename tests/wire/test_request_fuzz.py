@@ -79,11 +79,11 @@ def read(key: int, frame: bytearray) -> None:
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
 def test_mutated_requests(key: int, seed: int) -> None:
     for version in HANDLERS[key].versions:
-        struct = codec.struct_of(codec.entity(key, version, REQUEST))
+        struct = codec.build_struct(codec.load_entity(key, version, REQUEST))
         for number in range(10):
             rng = random.Random(f"{seed}.{key}.{version}.{number}")
             body = codec.write_request(key, version, example(rng, struct))
-            frame = bytearray(frames.request_head(key, version, 1, "c") + body)
+            frame = bytearray(frames.build_request_head(key, version, 1, "c") + body)
             parse(key, frame)
             for _ in range(rng.choice([1, 2, 8])):
                 at = rng.randrange(4, len(frame))
@@ -109,10 +109,12 @@ def test_a_null_where_there_is_none_is_refused(key: int) -> None:
     """So no handler meets one: an HMAC of None was a traceback in the log."""
     accepted = []
     for version in HANDLERS[key].versions:
-        for name, fields in with_a_null(codec.struct_of(codec.entity(key, version, REQUEST))):
+        for name, fields in with_a_null(
+            codec.build_struct(codec.load_entity(key, version, REQUEST))
+        ):
             body = codec.write_request(key, version, fields)
             with contextlib.suppress(WireError):
-                read(key, bytearray(frames.request_head(key, version, 1, "c") + body))
+                read(key, bytearray(frames.build_request_head(key, version, 1, "c") + body))
                 accepted.append((version, name))
     assert accepted == []
 
@@ -121,7 +123,7 @@ def test_a_null_where_there_is_none_is_refused(key: int) -> None:
 @given(st.sampled_from(SERVED), st.binary(max_size=300))
 def test_noise(served: tuple[int, int], noise: bytes) -> None:
     key, version = served
-    parse(key, bytearray(frames.request_head(key, version, 1, "c") + noise))
+    parse(key, bytearray(frames.build_request_head(key, version, 1, "c") + noise))
 
 
 @settings(max_examples=300, deadline=None)
@@ -139,7 +141,7 @@ def test_announced_arrays_cost_no_memory(count: bytes) -> None:
     tracemalloc.start()
     try:
         for key, version in SERVED:
-            head = frames.request_head(key, version, 1, "c")
+            head = frames.build_request_head(key, version, 1, "c")
             for before in range(0, 40, 8):
                 parse(key, bytearray(head + bytes(before) + count))
                 parse(key, bytearray(head + b"\x01" * before + count))
@@ -152,9 +154,9 @@ def test_announced_arrays_cost_no_memory(count: bytes) -> None:
 def test_unknown_tagged_fields_are_ignored(key: int) -> None:
     """KIP-482: an older broker ignores tags that a newer client adds."""
     for version in HANDLERS[key].versions:
-        if not codec.flexible(key, version):
+        if not codec.is_flexible(key, version):
             continue
-        struct = codec.struct_of(codec.entity(key, version, REQUEST))
+        struct = codec.build_struct(codec.load_entity(key, version, REQUEST))
         # Non-nullable fields are given, tagged ones left out: the last byte is the tag count.
         fields = {f.name: f.default for f in struct.fields if f.tag is None}
         body = codec.write_request(key, version, fields)
@@ -175,10 +177,10 @@ def test_an_array_may_announce_any_length(key: int, seed: int) -> None:
     and end the process (first seen with 34 GB for AlterPartitionReassignments)."""
     rng = random.Random(f"{seed}.{key}")
     for version in HANDLERS[key].versions:
-        claim = b"\xff\xff\xff\xff\x07" if codec.flexible(key, version) else b"\x7f\xff\xff\xff"
-        layout = codec.struct_of(codec.entity(key, version, REQUEST))
+        claim = b"\xff\xff\xff\xff\x07" if codec.is_flexible(key, version) else b"\x7f\xff\xff\xff"
+        layout = codec.build_struct(codec.load_entity(key, version, REQUEST))
         body = codec.write_request(key, version, example(rng, layout))
-        frame = bytearray(frames.request_head(key, version, 1, "c") + body)
+        frame = bytearray(frames.build_request_head(key, version, 1, "c") + body)
         for at in places(rng, 8, len(frame)):
             parse(key, frame[:at] + claim + frame[at + len(claim) :])
 
@@ -187,7 +189,7 @@ def test_an_array_may_announce_any_length(key: int, seed: int) -> None:
 def test_skimming_ends_where_the_message_does(key: int) -> None:
     rng = random.Random(key)
     for version in HANDLERS[key].versions:
-        layout = codec.struct_of(codec.entity(key, version, REQUEST))
+        layout = codec.build_struct(codec.load_entity(key, version, REQUEST))
         for _ in range(5):
             body = codec.write_request(key, version, example(rng, layout))
             assert length_check.compile_check(layout)(body, 0, 10_000)[0] == len(body)
@@ -201,7 +203,7 @@ def test_a_response_may_announce_any_length(key: int, seed: int) -> None:
     """Our client also does not trust a broker's lengths."""
     rng = random.Random(f"{seed}.{key}")
     for version in HANDLERS[key].versions:
-        layout = codec.struct_of(codec.entity(key, version, EntityType.response))
+        layout = codec.build_struct(codec.load_entity(key, version, EntityType.response))
         body = codec.write_response(key, version, example(rng, layout))
         claim = b"\xff\xff\xff\xff\x07" if layout.flexible else b"\x7f\xff\xff\xff"
         assert codec.read_response(key, version, bytes(body)) is not None
@@ -221,7 +223,7 @@ def test_a_struct_is_null_by_minus_one_alone() -> None:
     body = codec.write_response(key, version, {"assignment": {"topic_partitions": (topic,)}})
     at = body.index(b"\x01\x02" + topic_id.bytes)
     check = length_check.compile_check(
-        codec.struct_of(codec.entity(key, version, EntityType.response))
+        codec.build_struct(codec.load_entity(key, version, EntityType.response))
     )
     others = []
     for marker in range(255):

@@ -86,7 +86,7 @@ class Client:
 
     async def call(self, api: ApiKey, version: int, body: dict[str, Any]) -> Any:
         answer = await self.repeat(request_frame(api, version, body), 1)
-        at = len(frames.response_head(api, version, 1))
+        at = len(frames.build_response_head(api, version, 1))
         return codec.read_response(api, version, answer, at)
 
     async def create_topic(self) -> UUID:

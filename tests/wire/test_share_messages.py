@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from shoal.protocol import codec, share
 from shoal.protocol.errors import WireError
-from shoal.protocol.share import Acknowledgements, PartitionError, PartitionRecords
+from shoal.protocol.share import Acknowledgements, ShareAcknowledgePartition, ShareFetchPartition
 
 FETCH, ACKNOWLEDGE = 78, 79
 VERSIONS = (1, 2)
@@ -93,7 +93,7 @@ def test_a_fetch_is_read_as_kio_reads_it(version: int, number: int, seed: int) -
         "batch_size",
     ):
         assert getattr(ours, name) == getattr(theirs, name), name
-    assert ours.max_wait_ms == codec.ms(theirs.max_wait)
+    assert ours.max_wait_ms == codec.to_ms(theirs.max_wait)
     assert ours.share_acquire_mode == getattr(theirs, "share_acquire_mode", 0)
     assert ours.is_renew_ack == getattr(theirs, "is_renew_ack", False)
     assert ours.topics == plain(theirs.topics)
@@ -138,9 +138,9 @@ def test_announced_entries_without_bytes_are_refused() -> None:
         share.read_acknowledge(1, memoryview(hostile), 0)
 
 
-def partition(rng: random.Random) -> PartitionRecords:
+def partition(rng: random.Random) -> ShareFetchPartition:
     failed = rng.random() < 0.3
-    return PartitionRecords(
+    return ShareFetchPartition(
         rng.randrange(1 << 31),
         rng.choice([6, 100]) if failed else 0,
         rng.choice([None, "why", "x" * 300]) if failed else None,
@@ -220,7 +220,7 @@ def test_an_acknowledge_response_is_the_bytes_that_the_compiled_writer_gives(
     rng = random.Random(f"{seed}.{version}.{number}")
     answered = {
         uuid.UUID(int=rng.getrandbits(128)): [
-            PartitionError(
+            ShareAcknowledgePartition(
                 rng.randrange(99), rng.choice([0, 121]), rng.choice([None, "why"]), (1, 2)
             )
             for _ in range(rng.randrange(3))
@@ -285,8 +285,8 @@ def test_the_response_without_a_refusal(version: int, partitions: int) -> None:
     asked: Acknowledgements = [
         (uuid.UUID(int=3), [(5 + i, [(7, 7, b"\x01")]) for i in range(partitions)])
     ]
-    answered = [(uuid.UUID(int=3), [PartitionError(5 + i) for i in range(partitions)])]
-    ours = share.write_acknowledged(version, asked, 30_000)
+    answered = [(uuid.UUID(int=3), [ShareAcknowledgePartition(5 + i) for i in range(partitions)])]
+    ours = share.write_acknowledge_success(version, asked, 30_000)
     assert b"".join(ours) == b"".join(
         share.write_acknowledge(version, answered, acquisition_lock_timeout_ms=30_000)
     )

@@ -26,12 +26,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from machine import lacking
 from ports import free_ports
 from servers import ShoalProcess
+from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import SyncClient
-from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import SecurityError
-from shoal.metadata.image import Scope
+from shoal.metadata.image import ImageScope
 from shoal.protocol.api import ApiKey
-from shoal.server.audit import Audit
+from shoal.server.audit import AuditLogger
 from shoal.server.config import InvalidConfig, resolve
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.network.link_security import LinkSecurity
@@ -146,7 +146,7 @@ class Secured:
         ]
         assert self.process is not None
         with SyncClient(self.process.bootstrap) as client:
-            resource = Resource(ResourceType.BROKER, "1")
+            resource = ConfigResource(ConfigResourceType.BROKER, "1")
             return client.run(client.admin.configs.alter({resource: changes}))[resource]
 
     def pem(self, identity: Identity = SERVER) -> dict[str, str]:
@@ -547,15 +547,15 @@ def test_names_in_the_certificates_of_other_nodes(
             "ssl.endpoint.identification.algorithm": algorithm,
         }
         node = Node(resolve(own, {}), asyncio.get_running_loop())
-        cache = MetadataCache(Scope(1, node.config.given))
-        security = LinkSecurity(node, cache, NodeTls(node, cache, Audit(node)))
+        cache = MetadataCache(ImageScope(1, node.config.explicit))
+        security = LinkSecurity(node, cache, NodeTls(node, cache, AuditLogger(node)))
         host, _, port = secured.address.rpartition(":")
         link = Link(
             (host, int(port)),
             client_id="t",
             request_timeout_ms=10_000,
             timeouts=SetupTimeouts(10_000, 10_000),
-            security=partial(security.of, "SSL"),
+            security=partial(security.get_security, "SSL"),
         )
         try:
             if works:
@@ -642,7 +642,7 @@ def test_security_configs_are_altered_on_single_listeners_only(secured: Secured)
     with SyncClient(secured.process.bootstrap) as client:
 
         def alter(name: str, value: str, broker: str = "1") -> str:
-            resource = Resource(ResourceType.BROKER, broker)
+            resource = ConfigResource(ConfigResourceType.BROKER, broker)
             change = {resource: [ConfigChange(name, value)]}
             return str(client.run(client.admin.configs.alter(change))[resource])
 
@@ -652,7 +652,7 @@ def test_security_configs_are_altered_on_single_listeners_only(secured: Secured)
         assert "Cannot update these configs dynamically" in said
         said = alter("listener.name.ssl.ssl.client.auth", "none", broker="")
         assert "Cannot update these configs at default cluster level" in said
-        resource = Resource(ResourceType.BROKER, "1")
+        resource = ConfigResource(ConfigResourceType.BROKER, "1")
         assert alter("listener.name.ssl.ssl.key.password", "secret-1") == "None"
         found: Any = client.run(client.admin.configs.describe([resource]))[resource]
         entry = found["listener.name.ssl.ssl.key.password"]

@@ -8,17 +8,17 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from conditions import eventually
-from shoal.coordinator.contract import Record
-from shoal.log.appends import Origin
+from shoal.coordinator.contract import CoordinatorRecord
+from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.storage import DiskStorage
 from shoal.protocol.api import ApiKey
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch, read_records
-from shoal.server.coordinators.service import partition_of
-from shoal.transaction.records import decode, record
+from shoal.server.coordinators.service import compute_partition
+from shoal.transaction.records import build_record, decode
 from wireclient import WireClient
 
 if TYPE_CHECKING:
@@ -92,23 +92,23 @@ def decide(data_dir: Path, scene: Scene) -> None:
     """Write what a dead broker would have written next to its logs: the decision, and optionally
     the marker of one of the partitions."""
     now_ms = int(time.time() * 1000)
-    directory = data_dir / f"__transaction_state-{partition_of(scene.name, 50)}"
+    directory = data_dir / f"__transaction_state-{compute_partition(scene.name, 50)}"
     log = Log.open(DiskStorage(), str(directory), LogConfig(), now_ms=now_ms, clean=False)
     data = log.read(0, 1 << 20).data
-    found = [r for at, _ in headers(data) for r in read_records(data, at)]
-    decoded = dict(decode(Record(r.key or b"", r.value)) or ("", None) for r in found)
+    found = [r for at, _ in iter_headers(data) for r in read_records(data, at)]
+    decoded = dict(decode(CoordinatorRecord(r.key or b"", r.value)) or ("", None) for r in found)
     transaction = decoded[scene.name]
     assert transaction is not None
     assert len(transaction.partitions) == 3
-    decided = transaction.prepared(
+    decided = transaction.prepare(
         committed=scene.committed, version=2, next_producer_id=-1, now_ms=now_ms
     )
-    key, value = record(scene.name, decided)
+    key, value = build_record(scene.name, decided)
     log.append(
         build_batch([(now_ms, key, value, ())]),
         now_ms=now_ms,
         leader_epoch=log.latest_epoch,
-        origin=Origin.COORDINATOR,
+        origin=AppendOrigin.COORDINATOR,
     )
     log.sync()
     if scene.marked:
@@ -126,7 +126,9 @@ def decide(data_dir: Path, scene: Scene) -> None:
             coordinator_epoch=0,
             timestamp_ms=now_ms,
         )
-        log.append(marker, now_ms=now_ms, leader_epoch=log.latest_epoch, origin=Origin.COORDINATOR)
+        log.append(
+            marker, now_ms=now_ms, leader_epoch=log.latest_epoch, origin=AppendOrigin.COORDINATOR
+        )
         log.sync()
 
 

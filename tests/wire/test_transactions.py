@@ -10,7 +10,7 @@ import pytest
 from conditions import eventually
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import headers
+from shoal.record.batch import iter_headers
 from shoal.record.control import ControlType, read_marker
 from shoal.record.records import build_batch, read_records
 from wireclient import WireClient
@@ -127,7 +127,7 @@ def values(found: Any) -> list[bytes | None]:
     """Return what a consumer returns: no control batches and no aborted transactions."""
     data, aborted = found.records or b"", list(found.aborted_transactions or ())
     open_, shown = set(), []
-    for at, header in headers(data):
+    for at, header in iter_headers(data):
         open_ |= {a.producer_id for a in aborted if a.first_offset <= header.base_offset}
         aborted = [a for a in aborted if a.first_offset > header.base_offset]
         if header.is_control:
@@ -142,7 +142,7 @@ def markers(client: WireClient, topic: str, partition: int = 0) -> list[tuple[st
     found = client.fetch(topic, 0, partition=partition)
     data = found.records or b""
     made = []
-    for at, header in headers(data):
+    for at, header in iter_headers(data):
         if header.is_control:
             marker = read_marker(data, at)
             assert marker is not None

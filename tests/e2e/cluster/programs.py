@@ -1,4 +1,5 @@
-"""The Go programs of the cluster: built once from pinned modules, then taken from the cache.
+"""The Go programs of the cluster, and of tests: built once from pinned modules, then taken from the
+cache.
 
 A module's binaries are in a directory named by a hash of its go.mod, go.sum, sources and the
 compiler's flags. So a changed pin is built again, and an old checkout finds its own binaries. What
@@ -47,6 +48,10 @@ class Program:
     versions: tuple[str, ...] = ()
     #: A pinned module, of which a reduced copy is built.
     copied: str = ""
+    #: Whether the binary runs the package's tests.
+    runs_tests: bool = False
+    #: A build tag of the package.
+    tag: str = ""
 
 
 PROGRAMS = {
@@ -73,7 +78,11 @@ PROGRAMS = {
     "argocd-lua": Program("argocd-lua", "."),
     "custom-resources": Program("custom-resources", "."),
     "cert-manager": Program("cert-manager", "."),
+    "franz-go": Program("franz-go", "github.com/twmb/franz-go/pkg/kgo", runs_tests=True),
+    "sarama": Program("client-suites", "github.com/IBM/sarama", runs_tests=True, tag="functional"),
+    "toxiproxy": Program("client-suites", "github.com/Shopify/toxiproxy/v2/cmd/server"),
     "versitygw": Program("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
+    "nats-server": Program("nats-server", "github.com/nats-io/nats-server/v2"),
     **{name: Program("flux", f"github.com/fluxcd/{name}") for name in FLUX},
     **{
         name: Program("keda", f"./cmd/{folder}", copied=keda.MODULE)
@@ -136,8 +145,10 @@ def _build_in(folder: Path, spec: Program, path: Path) -> None:
     partial = path.with_suffix(f".{os.getpid()}")
     print(f"building {path.name} from Go modules", file=sys.stderr, flush=True)
     # A module without version control, with the same bytes from every checkout.
-    command = ("build", "-trimpath", "-buildvcs=false", f"-gcflags=all={GCFLAGS}")
-    _go(*command, "-ldflags", linked, "-o", partial, spec.package, cwd=folder)
+    verb = ("test", "-c") if spec.runs_tests else ("build",)
+    command = (*verb, "-trimpath", "-buildvcs=false", f"-gcflags=all={GCFLAGS}")
+    tags = (f"-tags={spec.tag}",) if spec.tag else ()
+    _go(*command, *tags, "-ldflags", linked, "-o", partial, spec.package, cwd=folder)
     partial.replace(path)
 
 
