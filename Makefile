@@ -13,7 +13,7 @@ extra = $(patsubst %,$(VENV)/.extra-%,$(1))
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help prerequisites venv release compiled check lint types imports unit model sim wire hostile fuzz java jars java-if-there compat spark brokers kube cluster image e2e e2e-nodes demo demo-kubernetes bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed coverage-map test-all nightly docs site lock clean
+.PHONY: help prerequisites venv release compiled check lint types imports unit model sim wire hostile fuzz java jars java-if-there compat spark brokers kube cluster image e2e e2e-nodes demo demo-kubernetes bench bench-cluster bench-deployed bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed coverage coverage-map test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -55,7 +55,7 @@ types: venv      ## static types
 	$(BIN)/mypy broker_image/shoal operator/shoal_operator spark_operator_jobs/shoal_spark tools tests
 imports: venv    ## layers and forbidden imports
 	$(BIN)/lint-imports
-check: venv                 ## style, types, layers and unit tests; about a minute
+check: venv                 ## style, types, layers and unit tests; a minute on two cores once the linters have their caches
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types imports unit
 
 unit wire model: venv       ## one kind of test
@@ -67,10 +67,11 @@ hostile: venv               ## attackers beside a quiet client, which measures t
 fuzz: venv $(call extra,fuzz) ## fuzz the parsers for five minutes; FUZZ="--seconds 3600" for longer
 	$(BIN)/python tests/wire/fuzz_parsers.py $(FUZZ)
 java: jars venv  ## fetch what tests take from other projects: Kafka's clients and tools, axe-core, promtool
-	$(BIN)/python tests/downloads.py
-	@PYTHONPATH=tests $(BIN)/python -m class_archives
+	PYTHONPATH=tests:tests/support $(BIN)/python tests/support/downloads.py
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m class_archives
 jars: prerequisites-java tests/compat/lib/.stamp
 tests/compat/lib/.stamp: tests/compat/pom.xml
+	@rm -rf tests/compat/lib # Jars of another release would be on the class path, too.
 	mvn -q -f $< dependency:copy-dependencies -DoutputDirectory=lib
 	@touch $@
 compat: prerequisites-compat venv java ## test clients of other projects against real brokers
@@ -86,8 +87,8 @@ cluster: venv               ## start a Kubernetes cluster: kind if there is Dock
 	$(BIN)/python tests/e2e/cluster/cli.py up
 image: venv                 ## build the images of broker, operator and Spark
 	$(BIN)/python tests/e2e/cluster/cli.py build broker operator spark
-release: venv               ## build the artifacts of a release into dist/: VERSION=x, KEY=FILE signs (docs/releasing.md)
-	PYTHONPATH=tests:tools $(BIN)/python -m release $(VERSION) $(if $(KEY),--key=$(KEY)) $(RELEASE)
+release: venv $(call extra,release) ## build the artifacts of a release into dist/: VERSION=x, KEY=FILE signs (docs/releasing.md)
+	PYTHONPATH=tests:tests/support:tools $(BIN)/python -m release $(VERSION) $(if $(KEY),--key=$(KEY)) $(RELEASE)
 e2e: venv jars $(call extra,spark plots) cluster ## test on a Kubernetes cluster, with kubectl, helm and clients in pods
 	$(PYTEST) -q tests/e2e
 	@$(MAKE) --no-print-directory e2e-nodes
@@ -96,7 +97,7 @@ e2e-nodes: venv $(call extra,spark plots) ## test racks and drains on a Kubernet
 demo: prerequisites-demo $(call extra,demo) ## run the image pipeline on this machine, with a live plot; 1 to 4 minutes with all downloads
 	$(BIN)/shoal demo $(DEMO)
 demo-kubernetes: prerequisites-demo-kubernetes $(call extra,plots) ## the same on Kubernetes, a cluster included; DEMO=--use-current-context for your own
-	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
+	PYTHONPATH=tests:tests/support $(BIN)/python examples/demo/demo.py $(DEMO)
 bench: venv jars $(call extra,plots) ## compare one broker with Apache Kafka; 40 minutes
 	$(BIN)/python bench/run.py $(BENCH)
 bench-security: venv jars $(call extra,plots) ## compare TLS, logins and permissions with Apache Kafka
@@ -111,6 +112,14 @@ bench-tiered: venv jars $(call extra,plots) ## compare tiered storage with the d
 	$(BIN)/python bench/tiered.py $(BENCH)
 bench-cluster: venv jars $(call extra,plots) ## compare three brokers with Apache Kafka, with BENCH_KILLS=10 kills per row
 	$(BIN)/python bench/run_cluster.py $(BENCH)
+bench-deployed: venv jars $(call extra,plots) ## compare three brokers as deployed with Apache Kafka and NATS; BENCH_ROUNDS=3, BENCH_WARM=40
+	$(BIN)/python bench/run_deployed.py $(BENCH)
+bench-worker: venv           ## compare shoal.worker with a bare share session; BENCH="RECORDS PAIRS"
+	$(BIN)/python bench/worker.py $(BENCH)
+bench-celery: venv           ## compare shoal.worker with Celery on Redis and on Shoal; needs a Redis server (REDIS_SERVER) and its Python package
+	$(BIN)/python bench/celery_jobs.py $(BENCH)
+bench-up: venv               ## measure how soon `shoal up` is ready, and what it takes when idle
+	$(BIN)/python bench/local_up.py $(BENCH)
 bench-earlier: venv $(call extra,plots) ## compare this tree with an earlier one: COMMIT=3e8295a
 	@test -n "$(COMMIT)" || { echo 'name the earlier tree: make bench-earlier COMMIT=3e8295a'; exit 2; }
 	$(BIN)/python bench/run_earlier.py $(COMMIT) $(BENCH)
@@ -121,7 +130,7 @@ bench-spark: prerequisites-java venv $(call extra,spark plots) ## compare the Sp
 	$(BIN)/python bench/spark/run.py $(BENCH)
 # The part of tests/e2e that CI runs: the chart's rendering, one install, one scale up and down, one roll, one uninstall.
 E2E_CI := tests/e2e/test_chart.py $(addprefix tests/e2e/test_,install.py::test_the_notes_of_the_chart_lead_to_a_queue_that_works install.py::test_helm_test_passes spark_consumer.py::test_executors_follow_the_lag_to_zero_and_back three_brokers.py::test_a_roll_under_load_loses_no_record_and_hardly_repeats_one uninstall.py::test_uninstall_and_reinstall_over_kept_data)
-# Test processes. Half of the tests wait for brokers, so twice as many as cores are busy (tests/scheduling.py).
+# Test processes. Half of the tests wait for brokers, so twice as many as cores are busy (tests/support/scheduling.py).
 WORKERS ?= 4
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
@@ -134,22 +143,30 @@ java-if-there: venv
 	@! type java mvn >/dev/null 2>&1 || $(MAKE) --no-print-directory java
 test-changed: venv          ## the tests that a change can affect: SINCE=main (HEAD without it)
 	@tests=$$(PYTHONPATH=tools $(BIN)/python -m changed_tests $(SINCE)) || exit $$?; test -z "$$tests" || $(PYTEST) -q -n $(WORKERS) $$tests
-coverage-map: venv java $(call extra,spark jobs plots) ## note which modules each file of tests runs, for `test-changed`; an hour
-	rm -rf build/coverage && mkdir -p build/coverage
-	-COVERAGE_RCFILE=tools/coverage.ini $(BIN)/python -m coverage run --rcfile=tools/coverage.ini -m pytest -q -n $(WORKERS) $(or $(FILES),$(TESTED))
+# The tests, all of their processes measured by coverage.py.
+MEASURE = rm -rf build/coverage && mkdir -p build/coverage && \
+	{ COVERAGE_RCFILE=tools/coverage.ini $(BIN)/python -m coverage run --rcfile=tools/coverage.ini -m pytest -q -n $(WORKERS) $(or $(FILES),$(TESTED)) || true; } && \
 	$(BIN)/python -m coverage combine -q --rcfile=tools/coverage.ini build/coverage
+coverage-map: venv java $(call extra,spark jobs plots) ## note which modules each file of tests runs, for `test-changed`; an hour
+	$(MEASURE)
 	PYTHONPATH=tools $(BIN)/python -m coverage_map
+coverage: venv $(if $(FILES),,java $(call extra,spark jobs plots)) ## which lines the tests run, and which of a change they do not: SINCE=main, FILES=tests/unit; an hour for all
+	$(MEASURE)
+	PYTHONPATH=tools $(BIN)/python -m coverage_report $(SINCE)
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
-nightly: prerequisites-nightly venv java $(call extra,spark jobs plots docs fuzz) ## long tests, 90 minutes; NIGHTLY_HOURS=8 for a longer night
-	$(BIN)/python tests/nightly.py
+nightly: prerequisites-nightly venv java $(call extra,spark jobs plots docs fuzz release) ## long tests, 90 minutes; NIGHTLY_HOURS=8 for a longer night
+	PYTHONPATH=tests:tests/support $(BIN)/python tests/support/nightly.py
 
-docs: venv                  ## generate pages of docs/ from tables
+docs: venv                  ## generate pages of docs/, and types of responses and resources
 	$(BIN)/python tools/config_page.py > docs/configs.md
 	$(BIN)/python tools/compat_page.py > docs/compat.md
 	$(BIN)/python tools/metrics_page.py > docs/metrics.md
 	$(BIN)/python tools/crd_reference.py crds docs/reference
+	$(BIN)/python tools/cli_page.py > docs/reference/cli.md
 	$(BIN)/python tools/dashboards.py helm/shoal/dashboards
 	$(BIN)/python bench/pages.py
+	$(BIN)/python tools/response_types.py
+	$(BIN)/python tools/resource_types.py
 site: venv $(call extra,docs plots) ## build the documentation site into build/site, with all links checked, and test it
 	$(PYTEST) -q tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file tools/site/mkdocs.yml

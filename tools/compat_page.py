@@ -1,6 +1,6 @@
 """Generate `docs/compat.md` from the table of handlers: `python tools/compat_page.py`.
 
-`KAFKA` are the APIs that a broker of Apache Kafka 4.3.1 lists on its client listener, and
+`KAFKA` are the APIs that a broker of Apache Kafka 4.4.0 lists on its client listener, and
 `KAFKA_CONTROLLERS` those of a controller listener. The page compares them with `HANDLERS`, so it
 cannot claim what the broker does not support.
 """
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.coordinator.group.offsets.offsets import TOMBSTONES_MAX
 from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
-from shoal.protocol import features
+from shoal.protocol import features, reasons
 from shoal.protocol.api import ApiKey
-from shoal.protocol.codec import BODY_SIZE_MAX, ENTRIES_MAX, largest_count
+from shoal.protocol.codec import BODY_SIZE_MAX, ENTRIES_MAX, find_max_entries
 from shoal.protocol.feature_levels import SECURITY_FEATURE
+from shoal.protocol.schema import TAGS_MAX
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS, api_versions, describe_share_group_offsets
@@ -26,27 +28,28 @@ if TYPE_CHECKING:
 
     from shoal.server.network.api import Api
 
-KAFKA_VERSION = "4.3.1"
+KAFKA_VERSION = "4.4.0"
 #: Lowest and highest version by API key.
 KAFKA: dict[ApiKey, tuple[int, int]] = {
     ApiKey(key): span
     for key, span in {
         0: (0, 13), 1: (4, 18), 2: (1, 11), 3: (0, 13), 8: (2, 10), 9: (1, 10), 10: (0, 6),
         11: (0, 9), 12: (0, 4), 13: (0, 5), 14: (0, 5), 15: (0, 6), 16: (0, 5), 17: (0, 1),
-        18: (0, 4), 19: (2, 7), 20: (1, 6), 21: (0, 2), 22: (0, 5), 23: (2, 4), 24: (0, 5),
-        25: (0, 4), 26: (0, 5), 27: (1, 2), 28: (0, 5), 29: (1, 3), 30: (1, 3), 31: (1, 3),
+        18: (0, 5), 19: (2, 7), 20: (1, 6), 21: (0, 2), 22: (0, 5), 23: (2, 4), 24: (0, 5),
+        25: (0, 4), 26: (0, 5), 27: (1, 2), 28: (0, 6), 29: (1, 3), 30: (1, 3), 31: (1, 3),
         32: (1, 4), 33: (0, 2), 34: (1, 2), 35: (1, 5), 36: (0, 2), 37: (0, 3), 38: (1, 3),
-        39: (1, 2), 40: (1, 2), 41: (1, 3), 42: (0, 2), 43: (0, 2), 44: (0, 1), 45: (0, 1),
+        39: (1, 2), 40: (1, 2), 41: (1, 3), 42: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 1),
         46: (0, 0), 47: (0, 0), 48: (0, 1), 49: (0, 1), 50: (0, 0), 51: (0, 0), 55: (0, 2),
         57: (0, 2), 60: (0, 2), 61: (0, 0), 64: (0, 0), 65: (0, 0), 66: (0, 2), 68: (0, 1),
         69: (0, 1), 74: (0, 1), 75: (0, 0), 76: (1, 1), 77: (1, 1), 78: (1, 2), 79: (1, 2),
         80: (0, 1), 81: (0, 0), 83: (0, 0), 84: (0, 0), 85: (0, 1), 86: (0, 0), 87: (0, 1),
-        88: (0, 0), 89: (0, 0), 90: (0, 1), 91: (0, 0), 92: (0, 0),
+        88: (0, 1), 89: (0, 1), 90: (0, 1), 91: (0, 0), 92: (0, 0), 93: (0, 0),
+        94: (0, 0),
     }.items()
 }  # fmt: skip
 _ON_BOTH = (
     1, 17, 18, 19, 20, 29, 30, 31, 32, 33, 36, 37, 38, 39, 40, 41, 43, 44, 45, 46, 49, 50, 51, 55,
-    57, 60, 64, 80, 81,
+    57, 60, 64, 80, 81, 94,
 )  # fmt: skip
 #: The same on the listener of a controller.
 KAFKA_CONTROLLERS: dict[ApiKey, tuple[int, int]] = {
@@ -70,8 +73,8 @@ KAFKA_FEATURES = {
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
     "kraft.version": (0, 1),
-    "metadata.version": (7, 30),
-    "share.version": (0, 1),
+    "metadata.version": (7, 33),
+    "share.version": (0, 2),
     "streams.version": (0, 1),
     "transaction.version": (0, 2),
 }
@@ -80,21 +83,42 @@ CONDITIONAL = {
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "Kafka names it once a metrics reporter takes telemetry",
     ApiKey.PUSH_TELEMETRY: "Kafka names it once a metrics reporter takes telemetry",
 }
+_DIRECTORIES = "A Shoal broker has one log directory."
+_REGISTRATIONS = "Shoal's controllers do not register: each supports what its broker supports."
+#: APIs that Kafka serves and Shoal does not, with the reason.
+NOT_SERVED = {
+    ApiKey.ALTER_REPLICA_LOG_DIRS: _DIRECTORIES,
+    ApiKey.CONTROLLER_REGISTRATION: _REGISTRATIONS,
+    ApiKey.ASSIGN_REPLICAS_TO_DIRS: _DIRECTORIES,
+}
+#: The first version of an API that Shoal does not serve, with the reason.
+OTHER_VERSIONS: dict[tuple[ApiKey, int], str] = {}
+#: Features whose levels differ, with the reason.
+OTHER_LEVELS = {
+    "kraft.version": "Voters of Shoal's quorum always change as at level 1.",
+    SECURITY_FEATURE: "It is Shoal's own ([security.md](security.md)).",
+}
 _INTRODUCTION = f"""\
 # Compatibility with Apache Kafka {KAFKA_VERSION}
 
-Clients find out what a broker serves by ApiVersions, and choose versions that both sides know. This
-page compares what Shoal answers with what Apache Kafka {KAFKA_VERSION} answers, on listeners of
-brokers, which clients use, and on listeners of controllers (`controller.listener.names`). It is
-made of the table of handlers, from which ApiVersions answers too.
+Use this page if you want to know whether a client or a tool of yours works with Shoal. Clients ask
+a broker for its APIs by ApiVersions, and choose versions that both sides support. The page compares
+the answers of Shoal and of Apache Kafka {KAFKA_VERSION}, on listeners of brokers, which clients
+use, and on listeners of controllers (`controller.listener.names`). It is generated from the table
+of handlers that ApiVersions uses, so it cannot differ from the broker.
 
-`make compat` holds real clients against a real broker: librdkafka (confluent-kafka and kcat),
-kafka-python, aiokafka, the Java clients, Kafka Streams and Kafka's command-line tools.
+`make compat` tests real clients against a real broker: librdkafka (confluent-kafka and kcat),
+kafka-python, aiokafka, the Java clients, Kafka Streams and Kafka's command-line tools. At night,
+the Java clients 3.3, 3.9, 4.3 and 4.4 produce, consume, run transactions and administrate; 3.3 is
+the oldest that Kafka 4 serves.
 
-Kafka Streams works with both of its protocols, `classic` (the default) and `streams` (KIP-1071),
-with `at_least_once` and `exactly_once_v2`. As in Kafka {KAFKA_VERSION}, streams groups have no
-static members, no regular expressions for source topics, no warm-up tasks, and a topology that
-never changes. [Kafka Streams](streams.md) runs an example with both protocols.
+You can run Kafka Streams with both of its protocols, `classic` (the default) and `streams`
+(KIP-1071), with `at_least_once` and `exactly_once_v2`. As in Kafka {KAFKA_VERSION}, streams groups
+support no regular expressions for source topics, and their topology never changes. Clients of Kafka
+4.4 know warm-up tasks, but no broker assigns any yet, neither Kafka {KAFKA_VERSION} nor Shoal. The
+assignor is `sticky`. In Kafka you can add your own (KIP-1357), but a class in Java cannot run in a
+broker in Python, so Shoal refuses other values of `group.streams.assignors`. [Kafka
+Streams](streams.md) runs an example with both protocols.
 """
 
 
@@ -107,7 +131,7 @@ def _limits() -> str:
     """Return the rows of APIs with a lower limit on entries, the largest first."""
     by_limit: dict[int, list[str]] = {}
     for key in HANDLERS:
-        if (limit := largest_count(key)) != ENTRIES_MAX:
+        if (limit := find_max_entries(key)) != ENTRIES_MAX:
             by_limit.setdefault(limit, []).append(name(ApiKey(key)))
     return "\n".join(
         f"| {', '.join(names)} | {limit:,} |" for limit, names in sorted(by_limit.items())[::-1]
@@ -125,57 +149,98 @@ Kafka stores these batches, and readers fail on them. Shoal answers `INVALID_REC
 * bytes behind the compressed data, or behind the batch;
 * batches that expand past {EXPANDED_BYTES_MAX >> 20} MiB.
 
-For a batch that cannot be decompressed Kafka answers `UNKNOWN_SERVER_ERROR`, Shoal
-`INVALID_RECORD`; for an unknown codec Shoal answers `UNSUPPORTED_COMPRESSION_TYPE`. Shoal gives an
-error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records.
+If a batch cannot be decompressed, Kafka answers `UNKNOWN_SERVER_ERROR`, but Shoal `INVALID_RECORD`,
+and for an unknown codec `UNSUPPORTED_COMPRESSION_TYPE`. Shoal gives you an error message in cases
+where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records.
 
 ## Large requests
 
-A request may have {ENTRIES_MAX:,} entries in all its arrays together, such as topics and
-partitions, and {BODY_SIZE_MAX >> 20} MiB without records. Kafka has only
-`socket.request.max.bytes`. These limits are lower:
+A request may contain {ENTRIES_MAX:,} entries in all its arrays together, such as topics and
+partitions, and {BODY_SIZE_MAX >> 20} MiB without records. Kafka limits the bytes, by
+`socket.request.max.bytes`, and each array, to 1,000,000 entries. Both close the connection if a
+struct or a header has more than {TAGS_MAX:,} tagged fields. For some APIs the limit is lower:
 
 | APIs | entries |
 | --- | --- |
 {_limits()}
 
-A larger request closes its connection, with a line in the log. So that other clients do not
-wait, a broker handles {PIECE_ENTRIES} entries of a request at a time, and fewer if names are long.
-CreateTopics of more than {PIECE_ENTRIES_OF[ApiKey.CREATE_TOPICS]} topics is therefore several
-changes of the metadata, and the first of two topics with one name may be created. More than
-{TOPICS_MAX:,} topics get `POLICY_VIOLATION`; in Kafka more than 5,000 of one partition do.
+If your client sends a larger request, the broker closes the connection and logs a line. So that
+other clients do not wait, a broker handles {PIECE_ENTRIES} entries of a request at a time, and
+fewer if names are long. Therefore, CreateTopics of more than
+{PIECE_ENTRIES_OF[ApiKey.CREATE_TOPICS]} topics consists of several changes of the metadata, and if
+two of the topics share a name, the first one may be created. More than {TOPICS_MAX:,} topics get
+`POLICY_VIOLATION`; in Kafka more than 5,000 of one partition do.
+
+A short request may ask for much: for all offsets of a group, for instance. A broker works on a few
+such entries at a time, and answers those that are equal once. Kafka repeats the answer, but its
+clients never ask for the same twice in one request. A group with more than
+{TOMBSTONES_MAX:,} offsets is deleted in several writes, and other requests for it wait until its
+end. If the coordinator moves meanwhile, a part of the offsets is left: delete the group again.
 
 ## Batches behind a refused one
 
-An idempotent producer has up to five batches under way. If a broker refuses one with
+An idempotent producer sends up to five batches without waiting. If a broker refuses one with
 `NOT_LEADER_OR_FOLLOWER`, `NOT_ENOUGH_REPLICAS` or another error after which the producer sends it
-again, Shoal gives those behind it the same error. Kafka answers them with
-`OUT_OF_ORDER_SEQUENCE_NUMBER` if the reason has gone by then, and librdkafka may write records
-twice after that ([ADR 136](adr/0136-refuse-the-batches-behind-a-refused-one.md)).
+again, Shoal answers those behind it with the same error, because they must not overtake it. Kafka
+answers them with `OUT_OF_ORDER_SEQUENCE_NUMBER` if the reason has gone by then, and librdkafka may
+write records twice after that ([ADR 136](adr/0136-refuse-the-batches-behind-a-refused-one.md)).
 
 After a change of leader, the first batch that breaks a producer's sequence gets
-`NOT_LEADER_OR_FOLLOWER` once, since the batches before it may still be on their way from the former
-leader ([ADR 139](adr/0139-send-back-a-batch-that-overtook-another.md)).
+`NOT_LEADER_OR_FOLLOWER` once, because the batches before it may still be on their way from the
+former leader ([ADR 139](adr/0139-send-back-a-batch-that-overtook-another.md)).
 
 ## Transactions
 
-The coordinator gives the answers of Kafka 4.3.1 to each transaction request in each state, also
-while markers are being written (`tests/compat/test_transaction_states.py` compares both). One
-answer is that of a later release (KAFKA-20785): a producer that commits after the coordinator has
-aborted its transaction, because `transaction.timeout.ms` has passed, gets `PRODUCER_FENCED`. Kafka
-4.3.1 answers `INVALID_TXN_STATE`, which ends a thread of Kafka Streams.
+The coordinator answers each transaction request in each state like Kafka {KAFKA_VERSION}, even
+while markers are being written (`tests/compat/oracles/test_transaction_states.py` compares both).
+There is one exception, which follows a later change (KAFKA-20785): a producer that commits after
+the coordinator has aborted its transaction, because `transaction.timeout.ms` has passed, gets
+`PRODUCER_FENCED`. Kafka {KAFKA_VERSION} answers `INVALID_TXN_STATE`, which ends a thread of Kafka
+Streams.
+
+## Dead letters of share groups
+
+A dead letter has the key, the value, the partition and the headers `__dlq.errors.*` of Kafka's
+(KIP-1191; `tests/compat/oracles/test_dead_letters.py` compares both). Shoal adds
+`__dlq.errors.timestamp`, `.member` and `.client.id`. If the record is copied, its own headers are
+before them and its timestamp stays; Kafka copies only the key and the value. Shoal's header
+`__dlq.errors.disposition` comes from the draft KIP-1317, and Kafka 4.4.0 writes none.
+
+If the topic for dead letters is missing, or does not allow them, Kafka gives the letter up and logs
+an error. Shoal keeps the record, and writes the letter as soon as it can.
+
+## Topics that are created when they are first used
+
+If a client asks for the metadata of a topic that does not exist, and `auto.create.topics.enable` is
+`true`, Kafka begins to create the topic and answers `UNKNOWN_TOPIC_OR_PARTITION` once. Shoal
+answers when the topic exists, with its partitions, so that your client does not need to ask again.
+
+## Descriptions of Kafka Streams topologies
+
+Kafka hands the descriptions that members of streams groups send to a plugin
+(`group.streams.topology.description.plugin.class`, KIP-1331), and has none of its own. Shoal has no
+such plugins. It answers as Kafka does without one: heartbeats ask for no description,
+StreamsGroupTopologyDescriptionUpdate gets `UNSUPPORTED_VERSION`, and
+`kafka-streams-groups.sh --describe --topology` has none to show.
+
+## Issuers and audiences of bearer tokens
+
+Since Kafka 4.4 a broker with `sasl.oauthbearer.jwks.endpoint.url` starts only with an expected
+issuer and audience, unless `sasl.oauthbearer.allow.unverified.issuer` and `.audience` are `true`.
+Shoal starts without them. It then takes tokens of any issuer whose keys are at the URL, and refuses
+a token that names an audience, unless `.audience` is `true`. So set both expectations.
 
 ## Strings that are not UTF-8
 
-Shoal reads them as Kafka does, with U+FFFD for each invalid sequence. Only a request whose arrays
-have more than 10,000 entries may not have such strings: reading it would keep other clients
-waiting, and the broker closes the connection.
+Shoal reads them as Kafka does, with U+FFFD for each invalid sequence. But if the arrays of a
+request contain more than 10,000 entries, such strings are not allowed, because reading them would
+keep other clients waiting, and the broker closes the connection.
 
 ## Limit on records in flight
 
 Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acquire modes. Shoal
-never does: it delivers a larger batch in parts. After the limit is lowered, Shoal also delivers
-released records only within the limit; Kafka does not bound them.
+never does, because it delivers a larger batch in parts. If you lower the limit, Shoal delivers even
+released records only within it, but Kafka does not limit those.
 
 ## Security on listeners of controllers
 
@@ -187,19 +252,22 @@ listener. Shoal answers `CLUSTER_AUTHORIZATION_FAILED`.
 
 ## Sessions of removed users
 
-In Kafka, removing a SCRAM credential only refuses new logins. Shoal also closes the connections of
-the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
+If you remove a SCRAM credential, Kafka only refuses new logins. Shoal closes the connections of the
+user as well, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
 
-## What only Shoal refuses
+## Requests that only Shoal refuses
 
 * CreateDelegationToken for an owner of another type than `User` gets `INVALID_PRINCIPAL_TYPE`. In
   Kafka, a client with `CREATE_TOKENS` on others may become a principal of any type.
-* `errors.deadletterqueue.topic.name` of a group needs `WRITE` on the topic by the client that
-  sets it, as the brokers write there what the group's members reject. Headers
-  `__dlq.errors.*` that a record brings itself are not copied to the dead-letter topic.
-* A member of a share group, and its share session, belong to the principal that joined. To another
-  principal there is no such member (`UNKNOWN_MEMBER_ID`) and no such session
-  (`SHARE_SESSION_NOT_FOUND`).
+* If a client sets `errors.deadletterqueue.topic.name` of a group, it needs `WRITE` on the topic,
+  because the brokers write the records there that the group's members reject. If a record itself
+  brings headers `__dlq.errors.*`, they are not copied to the dead-letter topic.
+* A member of a share group, and its share session, belong to the principal that joined. Another
+  principal gets the answer that the member (`UNKNOWN_MEMBER_ID`) or the session
+  (`SHARE_SESSION_NOT_FOUND`) does not exist.
+* ElectLeaders holds an unclean election only for topics whose `unclean.leader.election.enable` is
+  `true`; others get `ELIGIBLE_LEADERS_NOT_AVAILABLE`, because the election may lose records. Kafka
+  holds it for any topic.
 * The client id `__admin_client` lets brokers and super users write to internal topics. In Kafka, it
   lets everybody with `WRITE` on the topic.
 """
@@ -223,7 +291,7 @@ ANSWERS: list[tuple[ApiKey, str, str, str]] = [
         ApiKey.FETCH,
         "not_leader_or_follower",
         "unknown_topic_or_partition",
-        "The fetch of a broker that has no replica. Both permit it.",
+        "The fetch of a broker without a replica. Both permit it.",
     ),
     (ApiKey.SHARE_FETCH, "unknown_server_error", "'none'", _NULL_TOPIC),
     (ApiKey.SHARE_ACKNOWLEDGE, "unknown_server_error", "'none'", _NULL_TOPIC),
@@ -249,6 +317,45 @@ ANSWERS: list[tuple[ApiKey, str, str, str]] = [
 #: How the page shows parts of answers that are no error codes.
 _SHOWN = {"'none'": "`NONE`"}
 
+_SUITES = """\
+## Tests that other projects have of their clients
+
+Each night, tests that come with other clients run against Shoal, built from pinned packages:
+
+| client | tests | left out |
+|---|---|---|"""
+#: The suites: client, tests, and what is left out.
+_SUITE_ROWS = (
+    (
+        "franz-go 1.22.3",
+        "groups of each kind and transactions, on three brokers",
+        "the other tests of the client",
+    ),
+    (
+        "sarama 1.61.1",
+        "its functional tests, on three brokers behind a proxy that fails and is slow",
+        "three that stop brokers by `docker compose`, one that wants five brokers, and one that"
+        " runs Java in a container",
+    ),
+    ("Kombu 5.7", "those of transports, by `shoal://`", "none"),
+)
+
+_NOT_NIGHTLY = """\
+
+Kafka Connect runs each night as well: workers of 4.4.0, one of which is killed, copy a file into a
+topic exactly once and from there into a file, and MirrorMaker copies topics of Kafka into Shoal.
+The connectors are those of 4.3.1, because the tests found no newer ones in Maven Central.
+
+Other tests are left out for a reason:
+
+* The packages of confluent-kafka 2.16.1 (Python) and @confluentinc/kafka-javascript 1.10.1 contain
+  no tests of their own that use a broker.
+* Kafka's own tests of Connect and MirrorMaker start Kafka's brokers in their own process, or in
+  containers.
+* One test of kafka-go 0.4.51, `TestReaderConsumerGroup/consumer_group_rebalance`, fails on Kafka
+  4.4.0 as well. Two readers expect 12 records each of 24 in three partitions, so the reader of one
+  partition gets 8, unless a late rebalance lets it read some again."""
+
 _ANSWERS = """\
 ## Answers to clients with few permissions
 
@@ -260,11 +367,12 @@ APIs for clients. The nightly permission matrix compares them. The exceptions ar
 
 
 _EXTENSIONS = """\
-## Requests that only Shoal has
+## Shoal's extensions of requests
 
-Shoal's brokers and Shoal's client extend some requests by tagged fields with tags from 1000 on. A
-broker lists each extension as a feature in ApiVersions to Shoal's client only, and the client uses
-only listed ones. `shoal` reports it if a cluster lacks one. Permissions are those of the request.
+Shoal's brokers and Shoal's client extend some requests by tagged fields with tags from 1000 on, so
+your other clients do not notice them. A broker lists each extension as a feature in ApiVersions to
+Shoal's client only, and the client uses only listed ones. If your cluster lacks one, `shoal`
+reports it. An extension needs the same permissions as its request.
 
 | feature | request | what it adds |
 |---|---|---|"""
@@ -272,11 +380,21 @@ _ADDED = {
     features.HEADERS_ONLY_FEATURE: ("ShareFetch", "acquires records without sending them"),
     features.RELEASE_DELAY_FEATURE: (
         "ShareFetch, ShareAcknowledge",
-        "a release may have a delay",
+        "a release may carry a delay",
+    ),
+    features.FAILURE_REASON_FEATURE: (
+        "ShareFetch, ShareAcknowledge",
+        "a release or rejection may say why, in at most"
+        f" {reasons.REASON_BYTES_MAX:,} bytes ([queues.md](queues.md#why-a-record-failed))",
     ),
     features.HELD_KEYS_FEATURE: (
         "AlterShareGroupOffsets",
         "releases keys that dead-lettered records hold (`shoal dlq skip`)",
+    ),
+    features.CANCEL_FEATURE: (
+        "AlterShareGroupOffsets",
+        f"cancels records, at most {features.CANCELLED_MAX:,} offsets a request"
+        " ([queues.md](queues.md#cancel-jobs))",
     ),
     features.IN_FLIGHT_FEATURE: (
         "DescribeShareGroupOffsets",
@@ -298,7 +416,7 @@ _ADDED = {
     ),
     features.COMMIT_ORDER_FEATURE: (
         "TxnOffsetCommit",
-        "waits until what is below a transaction's first records is finished "
+        "waits until the records below a transaction's first ones are finished "
         "([cooperative.md](cooperative.md#outputs-in-the-partitions-order))",
     ),
 }
@@ -308,7 +426,7 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     """Return the whole page."""
     served = {
         ApiKey(row["api_key"]): (row["min_version"], row["max_version"])
-        for row in api_versions.served(rows)
+        for row in api_versions.list_api_versions(rows)
     }
     on = {row.key: row.on for row in rows}
     lines = [
@@ -328,23 +446,28 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
         "ApiVersions does not list them, so clients report an unsupported API without a request."
         " If a client\nsends one anyway, the broker closes the connection. Kafka does the same for"
         " an API that it does not\nhave, or that it does not support on the listener.\n",
-        "| key | API | Kafka | listeners |",
-        "|---:|---|---|---|",
+        "| key | API | Kafka | listeners | reason |",
+        "|---:|---|---|---|---|",
     ]
     lines += [
         f"| {key.value} | {name(key)} | {_span(span)} | {_listeners(kafka_listeners(key))} |"
+        f" {NOT_SERVED[key]} |"
         for key, span in sorted(_KAFKA_ALL.items())
         if key not in served
     ]
-    lines += ["", _RECORDS, _ANSWERS]
+    lines += ["", _RECORDS, _SUITES]
+    lines += [f"| {' | '.join(row)} |" for row in _SUITE_ROWS]
+    lines += [_NOT_NIGHTLY]
+    lines += ["", _ANSWERS]
     lines += [
         f"| {name(key)} | {_shown(kafka)} | {_shown(shoal)} | {reason} |"
         for key, kafka, shoal, reason in ANSWERS
     ]
     lines.append("")
-    lines += ["## Features\n", "| feature | Shoal | Kafka |", "|---|---|---|"]
+    lines += ["## Features\n", "| feature | Shoal | Kafka | |", "|---|---|---|---|"]
     lines += [
         f"| {feature} | {_span(SUPPORTED_FEATURES.get(feature))} | {_span(span)} |"
+        f" {OTHER_LEVELS.get(feature, '')} |"
         for feature, span in {**KAFKA_FEATURES, SECURITY_FEATURE: None}.items()
     ]
     lines += ["", _EXTENSIONS]
@@ -379,7 +502,9 @@ def _span(span: tuple[int, int] | None) -> str:
 def _remark(key: ApiKey, span: tuple[int, int], on: Listeners) -> str:
     if key not in _KAFKA_ALL:
         return CONDITIONAL[key]
-    return "" if _KAFKA_ALL[key] == span and kafka_listeners(key) == on else "differs"
+    if _KAFKA_ALL[key] == span and kafka_listeners(key) == on:
+        return ""
+    return OTHER_VERSIONS[key, span[1] + 1]
 
 
 if __name__ == "__main__":

@@ -2,38 +2,96 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import yaml
 from shoal.metadata.client_metrics import SUBSCRIPTION
-from shoal.metadata.config_keys import ConfigEffect, ConfigKey, Scope, Type, text_of
+from shoal.metadata.config_keys import (
+    ConfigEffect,
+    ConfigKey,
+    ConfigScope,
+    ConfigType,
+    OneOf,
+    format_value,
+)
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
+from shoal_operator.model import broker_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+#: Examples that no default gives, by kind of config and name.
+FURTHER: dict[str, dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parent / "config_examples.yaml").read_text()
+)
 _INTRODUCTION = """\
 # Configs
 
-This page lists every config of Apache Kafka 4.3.1 for brokers, topics, groups and client metrics
+This page lists every config of Apache Kafka 4.4.0 for brokers, topics, groups and client metrics
 under Kafka's name, and Shoal's own, which begin with `shoal.`. It is generated from the tables in
 `broker_image/shoal/metadata`.
 
-Each entry has the type, the unit, the default and the allowed values. A config has an effect unless
-its entry says *no effect*. If an entry says *default only*, other values are refused.
-For each config with an effect a test observes it (`tests/config_effects.py`). `shoal server` names
-the settings without effect that it was given.
+Each entry gives the type, the unit, the default and the allowed values. A config takes effect
+unless its entry says *no effect*, and a test observes each effect
+(`tests/support/config_effects.py`).
+If an entry says *default only*, other values are refused. If you give `shoal server` settings
+without effect, it names them when it starts.
 
-Broker configs come from flags, environment and file. Those marked *cluster-wide* or *per-broker*
-can be altered while the broker runs. A topic or group that does not set a config gets the value of
-the broker config named as *broker default*.
+You can set broker configs by flags, environment variables or a file, for example `--set
+num.partitions=6`. If a config is marked *cluster-wide* or *per-broker*, you can alter it while the
+broker runs. If a topic or group does not set a config, it gets the value of the broker config named
+as *broker default*.
+
+Each name is a link to its entry, so that you can point others to it. If a custom resource can set
+a config, its entry ends with the `spec` that does. The number in it is mostly the default: copy the
+line, and change it.
 """
+#: How one sets a config of each table, below its heading.
+_EXAMPLES = {
+    "Broker": """\
+```yaml
+kind: QueueCluster
+spec:
+  config: {log.retention.ms: "604800000"}
+```
+
+Without Kubernetes: `shoal server --set log.retention.ms=604800000`, or for a running broker
+`shoal configs set broker 1 log.retention.ms=604800000`.
+""",
+    "Topic": """\
+```yaml
+kind: QueueTopic
+spec:
+  config: {max.message.bytes: "1048576"}
+```
+
+Without Kubernetes: `shoal configs set topic jobs max.message.bytes=1048576`.
+""",
+    "Group": """\
+```yaml
+kind: ShareGroup
+spec:
+  lockDuration: 2m
+  deliveryLimit: 10
+```
+
+An entry names the field of a [ShareGroup](reference/sharegroup.md) that sets it, and otherwise the
+command. Without Kubernetes: `shoal configs set group workers share.delivery.count.limit=10`.
+""",
+    "Client metrics subscription": """\
+`shoal configs set client-metrics all-clients interval.ms=60000` sets one.
+""",
+}
+#: What all brokers of a cluster never share.
+OF_ONE_BROKER = {"cordoned.log.dirs": "shoal configs set broker 3 'cordoned.log.dirs=*'"}
 _SENSES = {
     ConfigEffect.APPLIED: "",
     ConfigEffect.ACCEPTED: " (no effect)",
     ConfigEffect.REFUSED: " (default only)",
 }
 _EFFECTS = {ConfigEffect.ACCEPTED: "no effect", ConfigEffect.REFUSED: "default only"}
-_NUMBERS = {Type.INT, Type.SHORT, Type.LONG, Type.DOUBLE}
+_NUMBERS = {ConfigType.INT, ConfigType.SHORT, ConfigType.LONG, ConfigType.DOUBLE}
 #: Units by the suffix of a config's name, the longest first.
 _UNITS = {
     ".bytes.per.second": "bytes per second",
@@ -59,11 +117,13 @@ def page() -> str:
         ("Client metrics subscription", SUBSCRIPTION),
     ):
         lines.append(f"## {title} configs\n")
-        lines += _sections(table)
+        lines.append(_EXAMPLES[title])
+        lines += _sections(table, title)
     return "\n".join(lines)
 
 
-def _sections(table: Mapping[str, ConfigKey]) -> Iterator[str]:
+def _sections(table: Mapping[str, ConfigKey], title_of_table: str) -> Iterator[str]:
+    kind_of_table = title_of_table.split()[-1].lower()
     found: dict[tuple[ConfigEffect, str], list[ConfigKey]] = {}
     for key in table.values():
         found.setdefault((key.effect, key.section), []).append(key)
@@ -71,12 +131,13 @@ def _sections(table: Mapping[str, ConfigKey]) -> Iterator[str]:
         for (kind, title), keys in found.items():
             if kind is effect:
                 yield f"### {title}{_SENSES[effect]}\n"
-                yield from map(_entry, keys)
+                yield from (_entry(key, kind_of_table) for key in keys)
                 yield ""
 
 
-def _entry(key: ConfigKey) -> str:
-    default = text_of(key.default)
+def _entry(key: ConfigKey, kind: str) -> str:
+    """Return the line of a config. `kind` tells apart configs of the same name."""
+    default = format_value(key.default)
     facts = [key.type.name.lower()]
     unit = _unit(key)
     if unit:
@@ -86,7 +147,7 @@ def _entry(key: ConfigKey) -> str:
     )
     if key.check is not None:
         facts.append(_check(key))
-    if key.scope is not Scope.READ_ONLY:
+    if key.scope is not ConfigScope.READ_ONLY:
         facts.append(key.scope.value)
     if key.synonyms:
         facts.append("broker default " + ", ".join(f"`{s.name}`" for s in key.synonyms))
@@ -95,7 +156,48 @@ def _entry(key: ConfigKey) -> str:
         facts.append("bounded by " + ", ".join(bounds))
     if key.effect in _EFFECTS:
         facts.append(_EFFECTS[key.effect])
-    return f"* `{key.name}`: {key.doc} ({'; '.join(facts)})"
+    anchor = f"{kind}.{key.name}"
+    entry = f"[`{key.name}`](#{anchor}): {key.doc} ({'; '.join(facts)})"
+    return " ".join(filter(None, [f'* <a id="{anchor}"></a>{entry}', _describe_setting(key, kind)]))
+
+
+def _describe_setting(key: ConfigKey, kind: str) -> str:
+    """Return how a custom resource sets a config, as a sentence; "" if setting it has no use."""
+    if key.effect is not ConfigEffect.APPLIED:
+        return ""
+    if kind == "group" and key.name in FURTHER[kind]:
+        field, spec = FURTHER[kind][key.name]
+        link = f"[`spec.{field}`](reference/sharegroup.md#spec.{field})"
+        return f"Example of {link}: `spec: {_format_yaml(spec)}`."
+    if kind == "broker" and key.name in OF_ONE_BROKER:
+        return f"Set it for one broker: `{OF_ONE_BROKER[key.name]}`."
+    text = choose_value(key, kind)
+    if kind == "group":
+        return f"No field sets it: `shoal configs set group NAME {key.name}={text}`."
+    if kind == "broker" and (remedy := broker_config.find_replacement(key.name)):
+        return f"In a QueueCluster: {remedy}"
+    if kind in ("broker", "topic"):
+        return f"Example: `spec: {_format_yaml({'config': {key.name: text}})}`."
+    return ""
+
+
+def choose_value(key: ConfigKey, kind: str) -> str:
+    """Return a value of a config that its check admits, as text."""
+    further = FURTHER.get(kind, {})
+    if key.name in further:
+        return str(further[key.name])
+    if key.type is ConfigType.BOOLEAN:
+        return str(not key.default).lower()
+    if isinstance(key.check, OneOf):
+        default = key.default if isinstance(key.default, tuple) else (key.default,)
+        return next((value for value in key.check.values if value not in default), default[0])
+    return format_value(key.default) or ""
+
+
+def _format_yaml(value: Any) -> str:
+    """Return a value as one line of YAML."""
+    line = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return str(line).strip()
 
 
 def _unit(key: ConfigKey) -> str:

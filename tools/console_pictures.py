@@ -1,7 +1,7 @@
 """Takes the console's pictures for README and docs: a small cluster with six queues under load,
 after some minutes of history.
 
-Use: `PYTHONPATH=tests python tools/console_pictures.py docs/images --minutes 30`
+Use: `PYTHONPATH=tests:tests/support python tools/console_pictures.py docs/images --minutes 30`
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from console_screens import NARROW, WIDE, Page
 from ports import free_ports
 from queues import Queue
 from servers import ShoalProcess
-from shoal.client.acquired import AcknowledgeType, AcquireMode
 from shoal.client.client import Client, SyncClient
 from shoal.client.settings import Settings
+from shoal.client.share.acquired import AcknowledgeType, AcquireMode
 from shoal.console.app import serving
-from shoal.console.security import Access
+from shoal.console.security import ConsoleAccess
 
 #: Records in a burst of the load, and seconds between two bursts.
 BURST, EVERY_S = 20, 0.3
@@ -122,8 +122,8 @@ async def take(url: str, folder: Path, profile: Path) -> None:
 
 
 async def run(cluster: Cluster, folder: Path, profile: Path, minutes: float) -> None:
-    access = Access(port=0, allow_actions=True)
-    settings = Settings.of(cluster.bootstrap)
+    access = ConsoleAccess(port=0, allow_actions=True)
+    settings = Settings.from_bootstrap(cluster.bootstrap)
     async with serving(settings, access) as url, Client(settings) as client:
         load = [
             asyncio.create_task(produce(client, cluster.jobs)),

@@ -2,11 +2,14 @@
 
     python tools/crd_reference.py crds docs/reference
 
-`kubectl explain` and these pages use the same source: the schemas in `crds/`.
+`kubectl explain` and these pages use the same source: the schemas in `crds/`. Examples of fields
+are values of the manifests in `examples/`, so that each of them is one that works. Fields that
+these do not set have theirs in `tools/crd_examples.yaml`.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +17,16 @@ from typing import Any
 
 import yaml
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
+#: Examples of other fields: by kind, or for any, and then by the end of the path.
+FURTHER = Path(__file__).parent / "crd_examples.yaml"
+#: Values of fields by their paths, such as `spec.topics`.
+Examples = dict[str, Any]
+#: The longest example of a field, in characters.
+_EXAMPLE_LENGTH_MAX = 100
 #: A list whose fields are Kubernetes' own; its description explains the entries.
 _CONDITIONS = "status.conditions"
+_BEGIN = re.compile(r"^apiVersion: shoal\.dev/", re.MULTILINE)
 _BOUNDS = {
     "minimum": "at least {}",
     "maximum": "at most {}",
@@ -24,8 +35,10 @@ _BOUNDS = {
 }
 
 
-def page(definition: Mapping[str, Any]) -> str:
-    """Return the page of one CustomResourceDefinition in Markdown."""
+def page(definition: Mapping[str, Any], manifests: list[str]) -> str:
+    """Return the page of one CustomResourceDefinition in Markdown. `manifests` are examples of its
+    kind as YAML; the page shows the first one.
+    """
     names, version = definition["spec"]["names"], definition["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     columns = ", ".join(c["name"] for c in version["additionalPrinterColumns"])
@@ -42,29 +55,75 @@ def page(definition: Mapping[str, Any]) -> str:
         lines += ["", f"It has the scale subresource: `kubectl scale {short}/NAME --replicas=N`."]
     if rules := list(_rules(schema, "")):
         lines += ["", *rules]
+    if manifests:
+        lines += ["", "## Example", "", "```yaml", manifests[0].rstrip(), "```"]
+    examples = find_examples(definition, manifests)
     for part in ("spec", "status"):
         lines += ["", f"## {part}", ""]
         lines += _rules(schema["properties"][part], "")
-        lines += _rows(schema["properties"][part], part)
+        lines += _rows(schema["properties"][part], part, examples)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _rows(schema: Mapping[str, Any], path: str) -> Iterator[str]:
+def find_examples(definition: Mapping[str, Any], manifests: list[str]) -> Examples:
+    """Return an example of each field of a definition's `spec` that has one, by path: the first
+    value that a manifest sets, or else one of `FURTHER`."""
+    further = yaml.safe_load(FURTHER.read_text())
+    by_end = further["any"] | further.get(definition["spec"]["names"]["kind"], {})
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    found = _read_values(manifests)
+    for path, field in iterate_fields(schema["properties"]["spec"], "spec"):
+        parts = path.split(".")
+        ends = [".".join(parts[start:]) for start in range(1, len(parts))]
+        end = next((end for end in ends if end in by_end), None)
+        if end is not None and not _format_example(path, field, found):
+            found[path] = by_end[end]
+    return found
+
+
+def iterate_fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the path and the schema of each field, depth first."""
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}", field
+        yield from iterate_fields(field, f"{path}.{name}")
+        yield from iterate_fields(field.get("items", {}), f"{path}.{name}[]")
+
+
+def _read_values(manifests: list[str]) -> Examples:
+    """Return the first value of each field that the manifests set."""
+    found: Examples = {}
+
+    def note(value: Any, path: str) -> None:
+        if path:
+            found.setdefault(path, value)
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                note(inner, f"{path}.{name}".lstrip("."))
+        elif isinstance(value, list):
+            for inner in value:
+                note(inner, f"{path}[]")
+
+    for manifest in manifests:
+        note({"spec": yaml.safe_load(manifest).get("spec", {})}, "")
+    return found
+
+
+def _rows(schema: Mapping[str, Any], path: str, examples: Examples) -> Iterator[str]:
     """Yield a line for each field under `schema`, depth first."""
     required = schema.get("required", [])
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
-        yield _row(here, field, name in required)
+        yield _row(here, field, name in required, examples)
         if here == _CONDITIONS:
             continue
         yield from _rules(field, "  ")
         inner, mark = field, ""
         if field.get("type") == "array":
             inner, mark = field["items"], "[]"
-        yield from _rows(inner, here + mark)
+        yield from _rows(inner, here + mark, examples)
 
 
-def _row(path: str, field: Mapping[str, Any], required: bool) -> str:
+def _row(path: str, field: Mapping[str, Any], required: bool, examples: Examples) -> str:
     notes = [_type(field)]
     if required:
         notes.append("required")
@@ -74,7 +133,21 @@ def _row(path: str, field: Mapping[str, Any], required: bool) -> str:
         notes.append("one of " + ", ".join(f"`{v}`" for v in field["enum"]))
     notes += [text.format(field[key]) for key, text in _BOUNDS.items() if key in field]
     text = field.get("description", "")
-    return f"* `{path}` ({'; '.join(notes)})" + (f": {text}" if text else "")
+    if example := _format_example(path, field, examples):
+        text += f" Example: `{example}`."
+    anchor = path.replace("[]", "")
+    row = f'* <a id="{anchor}"></a>[`{path}`](#{anchor}) ({"; ".join(notes)})'
+    return row + (f": {text.strip()}" if text else "")
+
+
+def _format_example(path: str, field: Mapping[str, Any], examples: Examples) -> str:
+    """Return the field with a value of an example, as one line of YAML; "" without one."""
+    if path not in examples or examples[path] == field.get("default"):
+        return ""
+    name = path.rpartition(".")[2]
+    line = _plain({name: examples[path]})[1:-1]
+    fits = len(line) <= _EXAMPLE_LENGTH_MAX and "\n" not in line and "`" not in line
+    return line if fits and examples[path] != {} else ""
 
 
 def _rules(schema: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -94,12 +167,28 @@ def _plain(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
 
 
+def read_manifests() -> dict[str, list[str]]:
+    """Return the examples by kind, each as YAML, those with a number in their name first."""
+    files = sorted(EXAMPLES.rglob("*.yaml"), key=lambda file: (file.parent != EXAMPLES, file))
+    manifests: dict[str, list[str]] = {}
+    for file in files:
+        for text in re.split(r"^---$", file.read_text(), flags=re.MULTILINE):
+            # The comment of a file says how to use it there.
+            manifest = text[match.start() :] if (match := _BEGIN.search(text)) else ""
+            if manifest:
+                manifests.setdefault(yaml.safe_load(manifest)["kind"], []).append(manifest)
+    return manifests
+
+
 def pages(crds: Path) -> dict[str, str]:
     """Return every page by file name; `crds` is the directory of the definitions."""
     made = {}
+    manifests = read_manifests()
     for file in sorted(crds.glob("*.yaml")):
         definition = yaml.safe_load(file.read_text())
-        made[f"{definition['spec']['names']['singular']}.md"] = page(definition)
+        made[f"{definition['spec']['names']['singular']}.md"] = page(
+            definition, manifests.get(definition["spec"]["names"]["kind"], [])
+        )
     return made
 
 

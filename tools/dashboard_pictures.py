@@ -1,8 +1,9 @@
 """Draws the chart's dashboards for the docs: the queries of all panels, over some minutes of a
 small cluster under load. Grafana shows the same panels in a style of its own.
 
-Use: `PYTHONPATH=tests python tools/dashboard_pictures.py docs/images --minutes 12` for the
-dashboards of brokers. `tests/e2e/test_dashboards.py` draws that of the operator.
+Use for the dashboards of brokers:
+`PYTHONPATH=tests:tests/support python tools/dashboard_pictures.py docs/images --minutes 12`.
+`tests/e2e/test_dashboards.py` draws that of the operator.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ import matplotlib.pyplot as plt
 from clusters import ShoalCluster, running
 from prometheus_server import Prometheus, with_variables
 from queues import Queue
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client, SyncClient
-from shoal.client.consumer import GroupConsumer, Reset
+from shoal.client.consume.consumer import GroupConsumer
+from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import ClientError, expect
-from shoal.client.share import AcknowledgeType, AcquireMode
-from shoal.client.topics import NewTopic
+from shoal.client.share.member import AcknowledgeType, AcquireMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

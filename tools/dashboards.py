@@ -1,6 +1,6 @@
 """Writes the chart's Grafana dashboards: cluster, queues, key ranges and scaling.
 
-Every query is checked by `tests/compat/test_monitoring_queries.py` against what brokers and the
+`tests/compat/pages/test_monitoring_queries.py` checks every query against what brokers and the
 operator serve.
 
 Use: `python tools/dashboards.py helm/shoal/dashboards`

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "tools" / "locks"
 #: The extras of `make venv`. `broker` is empty.
-BASE = ("dev", "broker", "tiered", "operator", "console")
+BASE = ("dev", "broker", "tiered", "operator", "up", "console", "tracing", "django", "celery")
 #: Extras with a whole environment of their own.
 WHOLE = ("demo",)
 #: The extras of each image.

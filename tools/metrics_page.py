@@ -2,7 +2,7 @@
 
 Names, types and meanings of the brokers' metrics come from the `/metrics` of a broker that this
 program starts, and those of the operator's from its module. Labels and units are in the tables
-below; `tests/compat/test_metrics_page.py` compares them with what a broker serves.
+below; `tests/compat/pages/test_metrics_page.py` compares them with what a broker serves.
 
 Use: `python tools/metrics_page.py > docs/metrics.md`
 """
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 INTRODUCTION = """\
 # Metrics
 
-This page lists every metric in Prometheus' format. It is generated from the code. Metrics that
-Kafka has, too, have the names that the Prometheus JMX exporter gives them: domain, type and name,
-joined by `_`.
+This page lists every metric in Prometheus' format. It is generated from the code. If a metric
+exists in Kafka, you find it under the name that the Prometheus JMX exporter gives it there: domain,
+type and name, joined by `_`.
 
 * **Brokers** serve `/metrics` with `shoal server --metrics HOST:PORT`; on Kubernetes, on port 9404
   of each pod. [Security](security.md#metrics) describes TLS and tokens. `/healthz` and `/readyz`
   are on the same port.
 * **The operator** serves `/metrics` on port 8080.
-* **Spark** has metrics of its own: see [Progress and metrics](spark.md#progress-and-metrics).
+* **Spark** serves metrics of its own: see [Progress and metrics](spark.md#progress-and-metrics).
 
 Without a unit, a metric counts what its meaning names. A counter (`…_total`) only grows, and starts
-at 0 when the process starts: use `rate()` or `increase()`. A pair of `…_sum` and `…_count` has the
-sum and the number of measurements: `rate(x_sum[5m]) / rate(x_count[5m])` is their mean. A metric
-has no sample until there is something to report. Dead letters of a group that is read, and requests
-to the object store, have samples of 0 before.
+at 0 when the process starts, so use `rate()` or `increase()`. A pair of `…_sum` and `…_count` gives
+the sum and the number of measurements; for example, `rate(x_sum[5m]) / rate(x_count[5m])` is their
+mean. You see no sample of a metric until there is something to report, except for dead letters of a
+group that is read and requests to the object store, which start with samples of 0.
 
-[Runbooks](runbooks.md) lists the alerts of the chart, and [Queue features](queues.md#monitoring)
-the metrics to watch for a queue.
+If you do not know which metrics to watch, [Runbooks](runbooks.md) lists the alerts of the chart,
+and [Queue features](queues.md#monitoring) the metrics of a queue.
 """
 
 
@@ -94,6 +94,7 @@ LABELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"shoal_share_partition_look_ahead_full", (*_PARTITION, "config")),
     (r"shoal_share_partition_|kafka_server_SharePartitionMetrics_", _PARTITION),
     (r"shoal_share_group_held", ("group", "why")),
+    (r"shoal_share_group_tenant_records", ("group", "tenant", "state")),
     (r"shoal_share_group_dead_letter_failures_total", ("group", "reason")),
     (r"shoal_share_group_", ("group",)),
     (r"kafka_server_ShareGroupMetrics_RecordAcknowledgements", ("ackType",)),
@@ -126,7 +127,7 @@ UNITS = (
     (r"byte_rate", "bytes/s"),
     (r"[Bb]ytes?(In|Out|PerSec|_total|$)|kafka_log_Log_Size|MemoryPool|resident_memory", "bytes"),
     (r"idle_ratio", "0 to 1"),
-    (r"_info$|_paused$|_full$|_leader$", "1 or 0"),
+    (r"_info$|_paused$|_full$|_leader$|_limited$", "1 or 0"),
     (r"Offset$|_offset$|raft_metrics_high_watermark", "offset"),
 )
 

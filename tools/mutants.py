@@ -52,8 +52,9 @@ PARTS = {
     "operator": tuple(
         f"{OPERATOR}/{name}.py"
         for name in (
-            *("roller", "scaling", "rebalance_plan", "rebalance_steps", "placement", "racks"),
-            *("broker_states", "maintenance_windows", "idle_members", "schedules"),
+            *("brokers/roller", "consumers/scaling", "rebalance/planner", "rebalance/steps"),
+            *("brokers/placement", "cluster/racks", "brokers/broker_states"),
+            *("cluster/maintenance_windows", "brokers/idle_members", "model/schedules"),
         )
     ),
 }

@@ -61,10 +61,13 @@ PROGRAMS = (
         ("compat", "nightly"),
         ("test",),
     ),
-    Program(("npm",), "npm", "axe-core, for the console's tests", ("compat", "nightly"), ("test",)),
+    Program(("npm",), "npm", "axe-core and kafkajs, for tests", ("compat", "nightly"), ("test",)),
+    Program(("node",), "nodejs", "the tests of kafkajs", ("compat", "nightly"), ("test",)),
     Program(("ip",), "iproute2", "networks of several hosts", ("nightly",), ("test",)),
     Program(("openssl",), "openssl", "the tests of its TLS client", (), ("test", "compat")),
     Program(("debootstrap",), "debootstrap", "tests with Python 3.14", ("nightly",)),
+    Program(("mmdebstrap",), "mmdebstrap", "headers of Python 3.14", ("release", "nightly")),
+    Program(("qemu-aarch64-static",), "qemu-user-static", "wheels for aarch64", ("nightly",)),
     Program(("valgrind",), "valgrind", "counts of instructions", ("bench-instructions", "nightly")),
 )
 

@@ -13,10 +13,30 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from lint import architecture, decision_records, import_cycles, locks, prose, references, tidy
+from lint import (
+    architecture,
+    decision_records,
+    import_cycles,
+    locks,
+    names,
+    prose,
+    references,
+    tidy,
+)
 from lint.tree import ROOT, File, tracked_files
 
 CACHE = ROOT / "build" / "lint.json"
+#: Linters of the tree as a whole.
+LINTERS = (
+    tidy,
+    names,
+    prose,
+    references,
+    import_cycles,
+    architecture,
+    decision_records,
+    locks,
+)
 #: Files that a process checks at a time.
 CHUNK = 40
 #: From this number of files on, other processes help.
@@ -56,7 +76,7 @@ def check_files(files: list[File]) -> dict[str, list[str]]:
 def main() -> int:
     files = tracked_files()
     problems = [problem for found in check_files(files).values() for problem in found]
-    for linter in (tidy, prose, references, import_cycles, architecture, decision_records, locks):
+    for linter in LINTERS:
         problems += linter.check_tree(files)
     for problem in sorted(problems):
         print(problem)

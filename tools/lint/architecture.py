@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PAGE = ROOT / "ARCHITECTURE.md"
 _ROW = re.compile(r"^\| ([^|]+) \| `([^`]+\.py)` \| `([^`]+)` \|$", re.MULTILINE)
 _FILE = re.compile(r"`([\w/]+\.(?:py|md|c))`")
+_RECTANGLE = re.compile(r'\w\["([^"]+)"\]')
 #: Events that newcomers look for.
 EXPECTED = {
     "a lock runs out",
@@ -25,11 +26,12 @@ EXPECTED = {
     "a dead letter is written",
     "an executor is asked for",
 }
-#: Where documents draw layers: the contract, the document, and the pattern of the drawing.
+#: Where documents draw layers: the contract, the document, and the pattern of the drawing: a text
+#: with `>` between layers, or a flowchart of Mermaid with a rectangle for each layer.
 DRAWINGS = (
-    ("packages: arrows point down", "ARCHITECTURE.md", r"```\n(cli,[^`]+)```"),
+    ("packages: arrows point down", "ARCHITECTURE.md", r"```mermaid\n(flowchart TD\n[^`]+)```"),
     ("server: arrows point down", "ARCHITECTURE.md", r"```\n(process,[^`]+)```"),
-    ("packages: arrows point down", "CONTRIBUTING.md", r"(cli, compile > [^.]+)\."),
+    ("packages: arrows point down", "CONTRIBUTING.md", r"(testing > [^.]+)\."),
 )
 
 
@@ -80,7 +82,8 @@ def check_tree(files: list[File]) -> Iterator[str]:
             yield f"{PAGE.name}: {named} does not exist"
     for contract, document, pattern in DRAWINGS:
         match = re.search(pattern, (ROOT / document).read_text())
-        drawn = match[1].split(">") if match else []
+        drawing = match[1] if match else ""
+        drawn = _RECTANGLE.findall(drawing) or drawing.split(">")
         layers = [{module.strip() for module in layer.split(",")} for layer in drawn]
         if layers != read_layers(contract):
             yield f"{document}: draw the layers of {contract!r} as pyproject.toml has them"

@@ -1,19 +1,22 @@
 """Decision records in `docs/adr` have one form: title, status, situation, decision, rejected.
 
 A record whose point no longer holds links to the record that replaced it, and that one links back.
+The index, `docs/adr/README.md`, has one line for each record below the heading of its area.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from lint.tree import File
 
 FOLDER = "docs/adr/"
+INDEX = "README.md"
 #: What a status may say after "accepted": a point or a sentence, and the record that replaced it.
 LINK = r"\[(\d+)\]\((\d{4}-[a-z0-9-]+\.md)\)"
 PART = r"(?:part of )?point \d+"
@@ -56,6 +59,7 @@ def find_faults(path: str, text: str) -> Iterator[str]:
 def check_tree(files: list[File]) -> Iterator[str]:
     """Yield records without the form, links that do not lead back, and numbers of no record."""
     records = {f.path.name: f.text for f in files if f.name.startswith(FOLDER)}
+    yield from _check_index(records.pop(INDEX, ""), records)
     for name, text in records.items():
         yield from (f"{FOLDER}{name}: {fault}" for fault in find_faults(name, text))
     yield from _check_links(records)
@@ -65,6 +69,30 @@ def check_tree(files: list[File]) -> Iterator[str]:
             for number in REFERENCE.findall(file.text):
                 if int(number) not in known:
                     yield f"{file.name}: there is no ADR {number}"
+
+
+def make_index_line(name: str, text: str) -> str:
+    """Return the line of a record in the index: its title, and which of its points no longer hold.
+
+    Raises `ValueError` or `IndexError` if the record has no title or status.
+    """
+    number, _, title = text.split("\n", 1)[0].removeprefix("# ").partition(". ")
+    marks = [f"; *{c}*" for c in read_clauses(text) if SUPERSEDED.fullmatch(c)]
+    return f"* [{number}]({name}): {title}{''.join(marks)}"
+
+
+def _check_index(index: str, records: Mapping[str, str]) -> Iterator[str]:
+    listed = [line for line in index.splitlines() if line.startswith("* [")]
+    expected = []
+    for name, text in records.items():
+        with contextlib.suppress(ValueError, IndexError):  # `find_faults` reports it.
+            expected.append(make_index_line(name, text))
+    for line in expected:
+        if (count := listed.count(line)) != 1:
+            yield f"{FOLDER}{INDEX}: list this once below its area, not {count} times: {line}"
+    for line in listed:
+        if line not in expected:
+            yield f"{FOLDER}{INDEX}: no record has this title and status: {line}"
 
 
 def _check_links(records: dict[str, str]) -> Iterator[str]:

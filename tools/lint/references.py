@@ -1,4 +1,5 @@
-"""Paths and modules that comments, docstrings and documents name in backquotes exist."""
+"""Paths, modules and targets of make that comments, docstrings and documents name in backquotes
+exist, and targets that workflows call."""
 
 from __future__ import annotations
 
@@ -29,10 +30,13 @@ BASES = (
 PACKAGES = ("server", "coordinator", "quorum", "record", "protocol", "shoal_operator")
 PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+)/?`")
 MODULE = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!py\b)\w+)+)(?:\(\))?`")
+TARGET = re.compile(r"(?:`|\brun: )make ([a-z][a-z0-9-]*)")
+#: A rule of the Makefile, with one target or several.
+RULE = re.compile(r"^([a-z][a-z0-9-]*(?: [a-z][a-z0-9-]*)*):", re.MULTILINE)
 
 #: Not the generated list of configs, some of which look like modules, nor examples of faults.
-EXCEPT = ("docs/configs.md", "tools/lint/references.py", "tests/unit/test_lint.py")
-CHECKED = frozenset({".py", ".md", ".c", ".h"})
+EXCEPT = ("docs/configs.md", "tools/lint/references.py", "tests/unit/tools/test_lint.py")
+CHECKED = frozenset({".py", ".md", ".c", ".h", ".yml"})
 
 
 def find_candidates(reference: str, file: str) -> list[str]:
@@ -47,9 +51,10 @@ def _read(name: str) -> str:
 
 
 class References:
-    """The files and folders that references may name."""
+    """The files, folders and targets of make that references may name."""
 
-    def __init__(self, files: Iterable[str]) -> None:
+    def __init__(self, files: Iterable[str], makefile: str = "") -> None:
+        self._targets = {target for rule in RULE.findall(makefile) for target in rule.split()}
         self._files = set(files)
         folders = {str(up) for file in self._files for up in PurePosixPath(file).parents}
         self._folders = folders - {"."}
@@ -86,6 +91,9 @@ class References:
     def find_stale(self, text: str, file: str) -> Iterator[str]:
         """Yield the references of a text that name nothing, each with its line."""
         for number, line in enumerate(text.splitlines(), 1):
+            for target in TARGET.findall(line):
+                if target not in self._targets:
+                    yield f"{number}: make {target}"
             if "`" not in line:
                 continue
             for reference in PATH.findall(line):
@@ -99,8 +107,9 @@ class References:
 
 def check_tree(files: list[File]) -> Iterator[str]:
     """Yield the references that name nothing."""
-    references = References(file.name for file in files)
+    makefile = "".join(file.text for file in files if file.name == "Makefile")
+    references = References((file.name for file in files), makefile)
     for file in files:
         if file.path.suffix in CHECKED and file.name not in EXCEPT:
             for found in references.find_stale(file.text, file.name):
-                yield f"{file.name}:{found}: there is no such file or module; correct the name"
+                yield f"{file.name}:{found}: no such file, module or target; correct the name"

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|NotImplemented" r"Error)\b")
-#: Absolute paths may start with a standard directory, or with a placeholder or URL path of ours.
+#: Absolute paths may start with a standard directory, a placeholder, a URL path of ours, or a
+#: folder of this tree, which is `/` for Dependabot.
 DIRECTORIES = frozenset("bin dev etc lib mnt opt proc run sbin src sys usr var".split())
 PLACEHOLDERS = frozenset(
-    "data jvm mine path api apis live metrics namespaces scale schemas spec static subjects".split()
+    "data jvm mine path api apis live metrics namespaces scale schemas spec static subjects"
+    " bench tests".split()
 )
 ABSOLUTE = re.compile(r"(?<![\w.:/$}{*)~<>\]-])/([A-Za-z][\w.-]*)/([\w.-]*)")
 #: Home directories of the image and of examples.
@@ -25,7 +27,7 @@ HOMES = frozenset({"/home/you", "/home/spark", "/home/conf"})
 #: Hosts in URLs are public sites of projects, names in a cluster, or addresses of this machine.
 HOST = re.compile(r"\b[a-z]+://(?:[^\s/@\"']*@)?([A-Za-z][\w-]*(?:\.[\w-]+)*\.[a-z]{2,})\b")
 HOSTS = re.compile(
-    r"((www\.)?apache\.org|github\.com|kubernetes\.io|.*\.svc(\.cluster\.local)?|.*example(\.\w+)?)$"
+    r"((www\.)?(apache|w3)\.org|github\.com|kubernetes\.io|.*\.svc(\.cluster\.local)?|.*example(\.\w+)?)$"
 )
 #: Settings of one machine's package sources.
 SOURCES = re.compile(r"(--|_)(extra.)?index[-_]url|\bGOPROXY[=]|registry[-]mirror", re.IGNORECASE)
@@ -34,7 +36,7 @@ SLEEP = re.compile(r"\btime\.sleep\(|asyncio\.sleep\((?!0\))")
 #: A callback that is assigned or appended to an attribute of another object.
 WIRED = re.compile(r"(?<!\bself)\.on_\w+(\[.*\])? = |\.on_\w+\.(append|remove)\(")
 #: This package and its tests hold the examples of what is found.
-OWN = ("tools/lint/", "tests/unit/test_lint.py")
+OWN = ("tools/lint/", "tests/unit/tools/test_lint.py")
 #: Marks that keep lines from the formatter.
 FMT_SKIP = "# fmt: skip"
 

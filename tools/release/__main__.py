@@ -8,11 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from release import charts, images, packages, summary
+from release import charts, images, olm, packages, summary, wheels
 from release.checkout import Checkout, ReleaseError
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("python", "charts", *images.NAMES)
+PARTS = ("python", "wheels", "charts", "olm", *images.NAMES)
 
 
 def main() -> int:
@@ -54,8 +54,12 @@ def release(version: str, key_file: Path | None, parts: list[str], into: Path | 
         made.mkdir()
         if "python" in parts:
             packages.build(checkout, sources, made / "python")
+        if "wheels" in parts:
+            wheels.build(checkout, sources, made / "python")
         if "charts" in parts:
             charts.build(checkout, sources, made / "charts")
+        if "olm" in parts:
+            olm.build(checkout, sources, made / "olm")
         for name in images.NAMES:
             if name in parts:
                 images.build(name, checkout, made / "images")

@@ -1,9 +1,9 @@
 """Hooks of MkDocs: pages from outside of `docs/`, and the links to them.
 
 The documents link to each other relative to the repository, so that they also work in a
-repository browser. The site has the contributors' documents at the top of the tree, a page with
-the manifests of `examples/` and a list of the decisions. A link to any other file of the
-repository leads to a copy of that file under `files/`.
+repository browser. The site has the contributors' documents at the top of the tree, and a page with
+the manifests of `examples/`. A link to any other file of the repository leads to a copy of that
+file under `files/`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ ASSETS = Path(__file__).parent / "assets"
 DOCUMENTS = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "reporting.md",
 }
 #: Folders that have a page, by their path in the repository.
 FOLDERS = {
-    "docs/adr": "decisions.md",
+    "docs/adr": "adr/README.md",
     "examples": "examples.md",
     "examples/external": "examples.md#examplesexternal",
     "examples/keda": "examples.md#exampleskeda",
     "examples/security": "examples.md#examplessecurity",
 }
-#: Decisions, their list, and benchmarks of one day. Their own pages lead to them.
-_UNSEARCHED = re.compile(r"adr/|decisions\.md$|benchmarks/20")
+#: Decisions, their index, and benchmarks of one day. Their own pages lead to them.
+_UNSEARCHED = re.compile(r"adr/|benchmarks/20")
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -47,7 +48,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, page in DOCUMENTS.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
     files.append(File.generated(config, "examples.md", content=examples()))
-    files.append(File.generated(config, "decisions.md", content=decisions()))
     for asset in sorted(ASSETS.iterdir()):
         folder = "images" if asset.suffix == ".svg" else "site"
         files.append(File.generated(config, f"{folder}/{asset.name}", abs_src_path=str(asset)))
@@ -102,21 +102,6 @@ def _linked_files(markdown: str, source: str) -> list[str]:
     text = _FENCE.sub("", markdown)
     targets = [site_path(link[2], source) for link in _LINK.finditer(text)]
     return [t.removeprefix("files/") for t in targets if t is not None and t.startswith("files/")]
-
-
-def decisions() -> str:
-    """Return the page that lists the architecture decision records."""
-    lines = [
-        "# Decisions",
-        "",
-        "Choices that others may question, each with what was rejected.",
-        "",
-    ]
-    for path in sorted((ROOT / "docs/adr").glob("*.md")):
-        title = path.read_text().split("\n", 1)[0].removeprefix("# ")
-        number, _, words = title.partition(". ")
-        lines.append(f"* {number}: [{words}](adr/{path.name})")
-    return "\n".join(lines) + "\n"
 
 
 def examples() -> str:
