@@ -36,8 +36,8 @@ from pipeline import (
 )
 from rich.console import Console
 from rich.live import Live
-from shoal_spark.demo.view import picture, view
-from shoal_spark.demo.watch import Watch, failures
+from shoal_spark.demo.view import build_view, draw_picture
+from shoal_spark.demo.watch import PipelineWatch, list_failures
 
 EVERY_S = 0.5
 #: Seconds between checks of the feeder pod.
@@ -71,16 +71,16 @@ def announce(cluster: Cluster, console: Console) -> None:
     )
 
 
-def run(pipeline: Pipeline, given: argparse.Namespace, console: Console) -> Watch:
+def run(pipeline: Pipeline, given: argparse.Namespace, console: Console) -> PipelineWatch:
     """Produce tasks and observe until all are done and no executor is left."""
-    watch = Watch(given.images, given.images // BROKEN_EVERY, PARTITIONS)
+    watch = PipelineWatch(given.images, given.images // BROKEN_EVERY, PARTITIONS)
     with pipeline.watched(), Live(console=console, refresh_per_second=4) as live:
         pipeline.feed(given.images)
         began = asked = time.monotonic()
         while time.monotonic() - began < given.timeout:
             watch.samples.append(pipeline.sample(watch, began))
-            live.update(view(watch))
-            if watch.settled and not watch.last.workers and not watch.last.wanted:
+            live.update(build_view(watch))
+            if watch.is_settled and not watch.last.workers and not watch.last.wanted:
                 break
             if not watch.last.backlog and time.monotonic() - asked > FEEDER_EVERY_S:
                 asked = time.monotonic()
@@ -90,9 +90,11 @@ def run(pipeline: Pipeline, given: argparse.Namespace, console: Console) -> Watc
     return watch
 
 
-def report(watch: Watch, pipeline: Pipeline, given: argparse.Namespace, console: Console) -> int:
+def report(
+    watch: PipelineWatch, pipeline: Pipeline, given: argparse.Namespace, console: Console
+) -> int:
     """Print the counts and further links; return the exit code."""
-    picture(watch, given.picture)
+    draw_picture(watch, given.picture)
     last, good = watch.last, watch.fed - watch.broken
     distinct = pipeline.distinct(RESULTS)
     dead = pipeline.distinct(DEAD_LETTERS)
@@ -103,7 +105,7 @@ def report(watch: Watch, pipeline: Pipeline, given: argparse.Namespace, console:
         "dead letters": f"{dead} of {watch.broken}",
         "not settled": f"{lag}",
         "executors at most": f"{watch.most_workers} on {PARTITIONS} partitions",
-        "throughput at most": f"{max(watch.throughput(), default=0):.0f} a second",
+        "throughput at most": f"{max(watch.compute_throughput(), default=0):.0f} a second",
         "seconds in all": f"{last.at_s:.0f}",
         "picture": f"{given.picture}",
     }
@@ -122,7 +124,7 @@ def report(watch: Watch, pipeline: Pipeline, given: argparse.Namespace, console:
         f"Take it away: {AWAY.get(pipeline.cluster.kind, 'python tests/e2e/cluster/cli.py down')}",
         highlight=False,
     )
-    wrong = failures(watch, distinct)
+    wrong = list_failures(watch, distinct)
     if lag:
         wrong.append(f"the group has {lag} records that are not settled")
     for sentence in wrong:

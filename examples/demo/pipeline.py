@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from e2e.cluster import images, provision, spark_operator
 from e2e.cluster.layout import REPOSITORY, ClusterError
 from e2e.release import Release
-from shoal.client.exposition import samples
-from shoal_spark.demo.watch import Sample, Watch
+from shoal.monitoring.exposition import parse_samples
+from shoal_spark.demo.watch import PipelineSample, PipelineWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,11 +140,11 @@ class Pipeline:
         """Return the log end offset of each topic, summed over partitions."""
         place = f"/api/v1/namespaces/{NAMESPACE}/pods/demo-broker-0:{METRICS_PORT}/proxy/metrics"
         found: Counter[str] = Counter()
-        for sample in samples(self._get(place), [END_OFFSET]):
+        for sample in parse_samples(self._get(place), [END_OFFSET]):
             found[sample.labels["topic"]] += int(sample.value)
         return found
 
-    def sample(self, watch: Watch, began: float) -> Sample:
+    def sample(self, watch: PipelineWatch, began: float) -> PipelineSample:
         """Return a sample; a value that cannot be read keeps its last value."""
         last = watch.last
         try:
@@ -154,12 +154,12 @@ class Pipeline:
             pods = json.loads(self._get(f"/api/v1/namespaces/{NAMESPACE}/pods?{label}"))["items"]
             counts = self.counts() - self._before
         except (OSError, ValueError, urllib.error.HTTPError):
-            return Sample(time.monotonic() - began, *tuple(_fields(last))[1:])
+            return PipelineSample(time.monotonic() - began, *tuple(_fields(last))[1:])
         ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
         state = status.get("applicationState") or "not there yet"
         watch.state = f"The SparkApplication is {state}. {ready.get('message', '')}"
         running = sum(_runs(pod) for pod in pods)
-        return Sample(
+        return PipelineSample(
             time.monotonic() - began,
             max(0, counts[TASKS] - counts[RESULTS] - counts[DEAD_LETTERS]),
             int(status.get("desiredReplicas", 0)),
@@ -228,8 +228,8 @@ class Pipeline:
         return len({key for key in keys if key.startswith(self.run)})
 
 
-def _fields(sample: Sample) -> Iterator[float]:
-    return (getattr(sample, name) for name in Sample.__slots__)
+def _fields(sample: PipelineSample) -> Iterator[float]:
+    return (getattr(sample, name) for name in PipelineSample.__slots__)
 
 
 def _runs(pod: dict[str, Any]) -> bool:
