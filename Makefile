@@ -13,7 +13,7 @@ extra = $(patsubst %,$(VENV)/.extra-%,$(1))
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help prerequisites venv release compiled check lint types imports unit model sim wire hostile fuzz java jars java-if-there compat spark brokers kube cluster image e2e e2e-nodes demo demo-kubernetes bench bench-cluster bench-deployed bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed coverage coverage-map test-all nightly docs site lock clean
+.PHONY: help prerequisites venv release compiled check lint types imports unit model sim wire hostile fuzz java jars java-if-there compat spark brokers kube cluster image e2e e2e-nodes demo demo-kubernetes bench bench-cluster bench-deployed bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-again test-changed coverage coverage-map test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -138,6 +138,12 @@ TESTED := $(patsubst %,tests/%,unit model sim wire hostile kube cluster spark co
 test: prerequisites-test venv java-if-there $(call extra,spark jobs plots) ## all tests without Kubernetes; says what it left out. CI=true adds a part of `e2e` and leaves nothing out
 	$(PYTEST) -q $(SLOWEST) -n $(WORKERS) $(TESTED) $(if $(CI),$(E2E_CI))
 	@$(PYTHON) tools/prerequisites.py --left-out test
+# Three at most: more than that is no accident. Each is named, whether it passes now or not.
+AGAIN_MAX := 3
+FAILED := .pytest_cache/v/cache/lastfailed
+test-again: venv            ## the tests that failed in the last `make test`, one after the other, if they are at most three
+	@$(BIN)/python -c 'import json; names = list(json.load(open("$(FAILED)"))); print("These failed beside other tests and run again, alone:", *names, sep="\n  "); exit(len(names) > $(AGAIN_MAX))'
+	$(PYTEST) -q --last-failed --last-failed-no-failures=none $(TESTED) $(if $(CI),$(E2E_CI))
 # `make java` where there is Java, also if it came a moment ago by apt.
 java-if-there: venv
 	@! type java mvn >/dev/null 2>&1 || $(MAKE) --no-print-directory java
