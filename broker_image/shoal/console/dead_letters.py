@@ -1,6 +1,6 @@
-"""Dead letters of one topic: the newest ones, counted by reason, group, source topic and key.
+"""Dead letters of a topic, counted by reason, group, source and key; exceptions of all topics.
 
-At most `LETTERS_MAX` records at the end of the topic are read, and what a `PageReadBudget` admits.
+At most `LETTERS_MAX` records at the end of the topics are read, and what a `PageReadBudget` admits.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from shoal.dead_letters.records import (
 from shoal.dead_letters.redrive_ledger import RedriveLedger, count_redriven
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from shoal.client.client import Client
     from shoal.console.views import RecordView
     from shoal.record.offset_set import OffsetSet
@@ -92,6 +94,21 @@ class DeadLetterPage:
         return offsets is not None and dead_letter.offset in offsets
 
 
+@dataclass(slots=True)
+class ExceptionsPage:
+    """The newest letters of all topics, counted by exception, as far as it may be shown.
+
+    `records` is the number of records in the topics, `read` how many were looked at. `unread` has
+    the topics that this client may not read.
+    """
+
+    exceptions: FailureGroups = field(default_factory=FailureGroups)
+    records: int = 0
+    read: int = 0
+    unread: list[str] = field(default_factory=list)
+    reading: PageReadBudget = field(default_factory=PageReadBudget)
+
+
 async def list_topics(client: Client) -> list[DeadLetterTopic]:
     """Return the topics of dead letters by name. Raises `KafkaError`."""
     topics = []
@@ -122,8 +139,7 @@ async def read_dead_letters(
     by_key = _ByKey()
     for partition, (start, end) in limits.items():
         first = max(start, end - LETTERS_MAX // len(limits))
-        if first < end and not result.reading.is_over:
-            await _read_partition(client, letter_filter, result, by_key, partition, first, end)
+        await _read_partition(client, letter_filter, result, by_key, partition, first, end)
     result.keys_in_all = len(by_key.counts)
     result.keys = await by_key.make_keys(view, topic)
     for group in await _list_exceptions(view, result.failures):
@@ -132,6 +148,29 @@ async def read_dead_letters(
     result.shown.sort(key=lambda letter: (letter.timestamp_ms, letter.offset), reverse=True)
     del result.shown[SHOWN_MAX:]
     result.shown = [await mask_letter(view, letter) for letter in result.shown]
+    return result
+
+
+async def read_exceptions(client: Client, view: RecordView) -> ExceptionsPage:
+    """Read the newest letters of each topic, the same number of each. Raises `KafkaError`."""
+    result = ExceptionsPage()
+    topics = await list_dead_letter_topics(client.admin)
+    for topic in topics:
+        failures = FailureGroups()
+        try:
+            bounds = await find_bounds(client.admin, topic)
+            result.records += sum(end - start for start, end in bounds.values())
+            share = max(1, LETTERS_MAX // len(topics) // len(bounds))
+            for partition, (start, end) in bounds.items():
+                first = max(start, end - share)
+                async for letter in _iterate_letters(client, result.reading, partition, first, end):
+                    result.read += 1
+                    if letter is not None:
+                        failures.add(letter)
+        except ClientError:
+            result.unread.append(topic)
+        for group in await _list_exceptions(view, failures):
+            result.exceptions.merge(group)
     return result
 
 
@@ -204,26 +243,36 @@ async def _read_partition(
     end: int,
 ) -> None:
     mine: list[DeadLetter] = []
+    async for dead_letter in _iterate_letters(client, result.reading, partition, first, end):
+        result.read += 1
+        if dead_letter is None:
+            continue
+        result.reasons[dead_letter.reason] += 1
+        result.groups[dead_letter.group] += 1
+        result.sources[dead_letter.source_topic] += 1
+        by_key.note(dead_letter)
+        result.failures.add(dead_letter)
+        if letter_filter.matches(dead_letter):
+            result.matching += 1
+            mine.append(dead_letter)
+            if len(mine) > 2 * SHOWN_MAX:
+                del mine[:-SHOWN_MAX]
+    result.shown += mine[-SHOWN_MAX:]
+
+
+async def _iterate_letters(
+    client: Client, reading: PageReadBudget, partition: TopicPartition, first: int, end: int
+) -> AsyncIterator[DeadLetter | None]:
+    """Yield the letters from offset `first` to before `end`; None for a record that is none."""
+    if first >= end or reading.is_over:
+        return
     async for fetched in client.fetcher.fetch_range(
         *partition, first, end - 1, chunk_bytes=CHUNK_BYTES
     ):
-        async for record in result.reading.iterate_records(fetched):
-            result.read += 1
-            dead_letter = parse_dead_letter(*partition, record)
-            if dead_letter is None:
-                continue
-            result.reasons[dead_letter.reason] += 1
-            result.groups[dead_letter.group] += 1
-            result.sources[dead_letter.source_topic] += 1
-            by_key.note(dead_letter)
-            result.failures.add(dead_letter)
-            if letter_filter.matches(dead_letter):
-                result.matching += 1
-                mine.append(dead_letter)
-        del mine[:-SHOWN_MAX]
-        if result.reading.is_over:
-            break
-    result.shown += mine
+        async for record in reading.iterate_records(fetched):
+            yield parse_dead_letter(*partition, record)
+        if reading.is_over:
+            return
 
 
 async def read_redriven(client: Client, topic: str) -> dict[int, OffsetSet]:

@@ -468,9 +468,12 @@ class Pages:
     # Dead letters
 
     async def show_dead_letters(self, request: web.Request) -> Page:
-        """The topics of dead letters, or the letters of one."""
+        """The topics of dead letters, the exceptions in all of them, or the letters of one."""
         context = self.make_base(request)
         name = request.query.get("topic", "")
+        if not name and request.query.get("by") == "exception":
+            found = await dead_letters.read_exceptions(self._client, self._view)
+            return Page("exceptions", context | {"letters": found})
         if not name:
             topics = await dead_letters.list_topics(self._client)
             return Page("letter_topics", context | {"topics": topics})

@@ -5,6 +5,7 @@ Letters without a reason, such as those of other clients, are grouped by their c
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,22 +15,34 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FailureGroup:
-    """The letters of one exception, and the newest of them."""
+    """The letters of one exception, and the newest of them. `topics` counts them by their topic."""
 
     exception: str
     newest: DeadLetter
-    letters: int = 0
+    topics: Counter[str] = field(default_factory=Counter)
     source_topics: set[str] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
 
     def add(self, letter: DeadLetter) -> None:
         """Count a letter."""
-        self.letters += 1
+        self.topics[letter.topic] += 1
         self.source_topics.add(letter.source_topic)
         self.groups.add(letter.group)
         if letter.timestamp_ms >= self.newest.timestamp_ms:
             # Of a letter that is kept, nobody needs the payload.
             self.newest = letter._replace(record=letter.record._replace(key=None, value=None))
+
+    def merge(self, other: FailureGroup) -> None:
+        """Count the letters of another group, too."""
+        self.topics += other.topics
+        self.source_topics |= other.source_topics
+        self.groups |= other.groups
+        self.newest = max(self.newest, other.newest, key=lambda letter: letter.timestamp_ms)
+
+    @property
+    def letters(self) -> int:
+        """How many there are."""
+        return self.topics.total()
 
     @property
     def place(self) -> str:
@@ -52,6 +65,12 @@ class FailureGroups:
         if group is None:
             group = self._by_exception[name] = FailureGroup(name, letter)
         group.add(letter)
+
+    def merge(self, group: FailureGroup) -> None:
+        """Count the letters of a group of other letters."""
+        known = self._by_exception.setdefault(group.exception, group)
+        if known is not group:
+            known.merge(group)
 
     def list_largest(self) -> list[FailureGroup]:
         """Return the groups, the largest first."""

@@ -30,6 +30,7 @@ from shoal.client.share.acquired import AcknowledgeType, AcquireMode
 from shoal.console import queues
 from shoal.console.app import serving
 from shoal.console.security import ConsoleAccess
+from shoal.protocol.reasons import FailureReason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -147,7 +148,7 @@ def test_each_page(cluster: Cluster, desk: Desk) -> None:
     """Pages that no action opens. The others are below."""
     queue = Letters(cluster, **named("pages"))
     queue.produce(['{"n": 1, "text": "<b>"}', "plain", "rejected"], key=b"k")
-    cluster.client.run(queue.reject(1))
+    cluster.client.run(queue.reject(1, FailureReason("app.PageError", "no page 1")))
     place = "partition=0&offset=0"
     pages = {
         "overview": ("?q=g-pages", "No consumers g-pages"),
@@ -155,6 +156,7 @@ def test_each_page(cluster: Cluster, desk: Desk) -> None:
         "topic": (f"topic?name={queue.topic}", '{"n": 1, "text": "<b>"}'),
         "record": (f"record?topic={queue.topic}&{place}", "Value"),
         "letter-topics": ("letters", "dlq.t-pages"),
+        "exceptions": ("letters?by=exception", "app.PageError"),
         "letter": (f"letter?topic={queue.letters}&{place}", "rejected by client"),
         "consumers": ("consumers", "insufficient cpu"),
         "error": (f"record?topic={queue.topic}&partition=0&offset=9", "9 to 9 were requested"),
@@ -166,8 +168,9 @@ def test_each_page(cluster: Cluster, desk: Desk) -> None:
             await page.tab.sees(text)
             if name == "error":
                 page.tab.errors.clear()  # The log of the browser has the status 404.
-            # A letter has the random id of a consumer, which may need another line.
-            await page.shows_nothing_wrong(name, has_boxes=name != "letter")
+            # A letter has the random id of a consumer, which may need another line. Other tests'
+            # letters have exceptions, too.
+            await page.shows_nothing_wrong(name, has_boxes=name not in ("letter", "exceptions"))
 
     desk.run(call)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from commands import Shoal
+from conditions import eventually
 from console_letters import Letters
 from consoles import Console, console
 from queues import Queue
@@ -296,3 +299,29 @@ def test_avro_of_a_schema_registry(shoal: Cluster) -> None:
                     await opened(page, bool(masks.rules))
 
     asyncio.run(whole())
+
+
+def test_exceptions_of_all_topics_are_counted_together_unless_masked(shoal: Cluster) -> None:
+    """Three members join, which takes a second."""
+    exception, queues = f"Error{uuid.uuid4().hex[:8]}", [Letters(shoal) for _ in range(3)]
+    for queue in queues:
+        queue.produce(["x"])
+        shoal.client.run(queue.reject(1, FailureReason(exception, "m")))
+    for queue in queues:
+        eventually(lambda queue=queue: shoal.client.run(queue.written()) == 1)
+    first, second, masked = (queue.letters for queue in queues)
+
+    async def call(page: Console) -> None:
+        assert "/letters?by=exception" in (await page.get("/letters")).text
+        found = await page.get("/letters", by="exception")
+        (row,) = re.findall(rf"<tr><th[^>]*>{exception}</th>.*</tr>", found.text)
+        assert 'data-label="Letters">2<' in row
+        assert 'data-label="Source">2 topics<' in row
+        links = [f"/letters?topic={topic}&amp;exception={exception}" for topic in (first, second)]
+        assert all(f'href="{link}"' in row for link in links)
+        assert masked not in row
+        letters = await page.get("/letters", topic=first, exception=exception)
+        assert f'aria-current="true">{exception}</a>' in letters.text
+
+    hidden = MaskRule((masked,), headers=("__dlq.errors.exception.*",))
+    run(call, shoal, Masks((hidden,)))
