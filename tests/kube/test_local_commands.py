@@ -46,8 +46,10 @@ class Shell:
         (folder / "settings.yaml").write_text(SETTINGS)
 
     def run(self, words: str, stdin: str = "") -> Result:
-        verb, *rest = words.split()
-        return self._runner.invoke(APPS[verb], [*rest, f"--dir={self.folder}"], input=stdin)
+        return self.invoke(*words.split(), stdin=stdin)
+
+    def invoke(self, verb: str, *words: str, stdin: str = "") -> Result:
+        return self._runner.invoke(APPS[verb], [*words, f"--dir={self.folder}"], input=stdin)
 
 
 @pytest.fixture
@@ -79,6 +81,14 @@ UNKNOWN = "error: the server doesn't have a resource type "
         ("get qt,queues", f'{UNKNOWN}"queues"'),
         ("describe", "error: You must specify the type of resource to describe. "),
         ("describe qt none", 'Error from server (NotFound): queuetopics.shoal.dev "none" not fo'),
+        ("get qt jobs -A", "error: a resource cannot be retrieved by name across all namespaces"),
+        ("get qt jobs -l a=b", "error: name cannot be provided when a selector is specified"),
+        ("get qt/jobs -l a", "error: selectors and the all flag cannot be used when passing resou"),
+        ("describe qt -l a==b==c", "error: unable to parse requirement: 'a==b==c'"),
+        ("delete qt jobs --all", "error: name cannot be provided when a selector is specified"),
+        ("delete qt --all -l a", "error: cannot set --all and --selector at the same time"),
+        ("delete --all", "error: You must provide one or more resources by argument or filename."),
+        ("delete qt -A", UNNAMED),
         ("apply", "error: must specify --filename (-f)"),
     ],
 )
@@ -95,6 +105,62 @@ def test_several_names_are_shown_and_missing_ones_named(shell: Shell, words: str
     assert done.stdout.split() == ["queuetopic.shoal.dev/jobs", "queuetopic.shoal.dev/more"]
     missing = 'Error from server (NotFound): queuetopics.shoal.dev "none" not found\n'
     assert (done.exit_code, done.stderr) == (1, missing)
+
+
+@pytest.fixture
+def labelled(shell: Shell) -> Shell:
+    """With topics in two namespaces, each with a label of its name."""
+    for namespace, name in (("default", "a"), ("default", "b"), ("other", "a")):
+        metadata = {"namespace": namespace, "name": name, "labels": {"app": name}}
+        topic = {**make_queue(["true"])[1], "metadata": metadata}
+        assert apply_manifests(shell.api, [topic]).errors == []
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        ("app", "ab"),
+        ("!app", ["jobs", "more"]),
+        ("app=a", "a"),
+        ("app==b", "b"),
+        ("app!=a", ["b", "jobs", "more"]),
+        ("app,app!=a", "b"),
+        ("app in (a,c)", "a"),
+        ("app in (b, a)", "ab"),
+        ("app notin (a)", ["b", "jobs", "more"]),
+        ("app in (a,b),app=b", "b"),
+    ],
+)
+def test_labels_choose_resources(labelled: Shell, selector: str, names: list[str]) -> None:
+    done = labelled.invoke("get", "qt", "-o", "name", "-l", selector)
+    assert done.stdout.split() == [f"queuetopic.shoal.dev/{name}" for name in names]
+
+
+def test_all_namespaces_are_shown_with_their_names(labelled: Shell) -> None:
+    head, *rows = labelled.run("get qt -A -l app").stdout.splitlines()
+    assert head.split()[:2] == ["NAMESPACE", "NAME"]
+    assert [row.split()[:2] for row in rows] == [["default", "a"], ["default", "b"], ["other", "a"]]
+    assert labelled.run("describe qt -A -l app=a").stdout.count("Name:         a\n") == 2
+    assert labelled.run("get qt -A -l none").stderr == "No resources found\n"
+    assert labelled.run("get qt -n none").stderr == "No resources found in none namespace.\n"
+
+
+def test_delete_takes_what_labels_choose_or_all(labelled: Shell) -> None:
+    done = labelled.run("delete qt -A -l app=a")
+    assert done.stdout.splitlines() == [
+        'queuetopic.shoal.dev "a" deleted from default namespace',
+        'queuetopic.shoal.dev "a" deleted from other namespace',
+    ]
+    assert labelled.run("delete qt -l app=a").stderr == "No resources found\n"
+    done = labelled.run("delete qt,sg --all")
+    assert [line.split()[1] for line in done.stdout.splitlines()] == [
+        '"b"',
+        '"jobs"',
+        '"more"',
+        '"workers"',
+    ]
+    assert labelled.run("get qt,sg").stderr == "No resources found in default namespace.\n"
 
 
 def test_the_begin_of_a_name_is_enough_for_describe(shell: Shell) -> None:

@@ -95,6 +95,23 @@ def test_an_unreadable_file_is_an_event_and_changes_of_others_are_applied(tmp_pa
     assert ("QueueTopic", "default", "jobs") not in objects
 
 
+def test_an_unreadable_file_at_the_start_deletes_nothing_that_it_may_have_had(
+    tmp_path: Path,
+) -> None:
+    """What another file no longer has stays, too: the unreadable one may have it now."""
+    state, both = tmp_path / ".shoal", load_edits(tmp_path)[0]
+    apply_folders(state, both)
+    (tmp_path / "2.yaml").write_text("nonsense: [")
+    objects = apply_folders(state, load_folder([tmp_path]))
+    assert [(kind, reason) for kind, reason, _, _ in list_warnings(objects)] == [
+        ("QueueCluster", "ManifestUnreadable")
+    ]
+    assert ("QueueTopic", "default", "jobs") in objects
+    (tmp_path / "2.yaml").unlink()
+    objects = apply_folders(state, load_folder([tmp_path]))
+    assert ("QueueTopic", "default", "jobs") not in objects
+
+
 def test_files_are_followed_again_once_the_disk_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,14 +29,23 @@ from shoal_operator.local.pod_runner import GRACE_SECONDS
 from shoal_operator.local.processes import ProcessTable, is_same
 from shoal_operator.local.reading import (
     HERE,
+    AllNamespaces,
     Directory,
     Namespace,
+    Selector,
     Words,
     find_state,
     make_app,
 )
 from shoal_operator.local.state_folder import StateFolder, read_json
-from shoal_operator.local.targets import KubectlError, parse_targets, run_as_kubectl
+from shoal_operator.local.targets import (
+    KubectlError,
+    Scope,
+    make_scope,
+    parse_targets,
+    run_as_kubectl,
+    select,
+)
 
 if TYPE_CHECKING:
     from shoal_operator.local.api import Key
@@ -127,7 +136,9 @@ def up(
         if manifests.STDIN in paths:
             raise KubectlError("error: `shoal up` takes files and folders, not standard input")
         folder = (paths[0] if paths[0].is_dir() else paths[0].parent).resolve()
-        wanted = _load(paths)
+        wanted, errors = _try_to_load(paths)
+        if errors and not wanted.manifests:
+            raise KubectlError("\n".join(errors))
         own = StateFolder((state or folder / state_folder.NAME).resolve())
         own.create()
         if containers and (lacking := _find_docker_problem()):
@@ -325,36 +336,57 @@ def delete(
     ignore_not_found: Annotated[
         bool, typer.Option("--ignore-not-found", help="What does not exist is no error.")
     ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All resources of the kinds that are named.")
+    ] = False,
     namespace: Namespace = manifests.NAMESPACE,
+    all_namespaces: AllNamespaces = False,
+    selector: Selector = "",
     dir: Directory = HERE,
 ) -> None:
     """Delete resources of a `shoal up`."""
 
     def run() -> None:
         state = find_state(dir)
-        requested = _list_deletions(words or [], filename or [], namespace)
+        if filename or not words:
+            requested = _list_deletions(words or [], filename or [])
+        else:
+            scope = make_scope(
+                words, namespace, all_namespaces=all_namespaces, selector=selector, is_all=every
+            )
+            requested = _find_deletions(state, words, scope)
         more = {"verb": "delete", "ignores_missing": ignore_not_found}
         _finish([_request(state, {"of": key, **more}) for key in requested])
 
     run_as_kubectl(run)
 
 
-def _list_deletions(words: list[str], files: list[Path], namespace: str) -> list[Key]:
-    """Return the keys of what `delete` names. Raises `KubectlError`."""
-    if not words and not files:
+def _list_deletions(words: list[str], files: list[Path]) -> list[Key]:
+    """Return the keys of what files name. Raises `KubectlError`."""
+    if not files:
         raise KubectlError("error: You must provide one or more resources by argument or filename.")
-    if words and files:
+    if words:
         raise KubectlError(
             "error: when paths, URLs, or stdin is provided as input, you may not specify a resource"
             " by arguments as well"
         )
-    if files:
-        return [get_key(manifest) for manifest in _load(files).manifests]
+    return [get_key(manifest) for manifest in _load(files).manifests]
+
+
+def _find_deletions(state: StateFolder, words: list[str], scope: Scope) -> list[Key]:
+    """Return the keys of what words name in a scope. Raises `KubectlError`."""
+    targets = parse_targets(words)
+    if scope.is_chosen:
+        found, _ = select(requests.read_objects(state), targets, scope)
+        keys = [get_key(resource) for of_kind in found.values() for resource in of_kind]
+        if not keys:
+            say("No resources found", file=sys.stderr)
+        return keys
     keys = []
-    for target in parse_targets(words):
+    for target in targets:
         if target.name is None:
             raise KubectlError("error: resource(s) were provided, but no name was specified")
-        keys.append((target.definition.kind, namespace, target.name))
+        keys.append((target.definition.kind, scope.namespace or "", target.name))
     return keys
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DRAW_SECONDS, AGE_SECONDS = 0.25, 10.0
 #: Events below the tables: so many if there is room, and so many of them before tables are cut.
 EVENTS_MAX, EVENTS_MIN = 10, 3
+#: Characters that a column keeps where there is no room for all.
+COLUMN_MIN = 6
 
 
 class LineView:
@@ -144,7 +146,10 @@ class TableView(LineView):
         resources = [one for _, one in sorted((self.objects or {}).items(), key=_get_key)]
         for kind, of_kind in groupby(resources, lambda resource: str(resource["kind"])):
             if definition := load_definitions().get(kind):
-                of_kinds.append(printing.format_rows(definition, of_kind, now, prefix=True))
+                rows = printing.format_rows(definition, list(of_kind), now)
+                # The kind is the head of the names: before each name, it would need half a line.
+                rows[0][0] = definition.singular.upper()
+                of_kinds.append(rows)
         events = [resource for resource in resources if resource["kind"] == "Event"]
         events.sort(key=lambda event: str(event["lastTimestamp"]))
         definition = find_definition("event")
@@ -156,7 +161,7 @@ class TableView(LineView):
         """Return the lines of a table, whose cells have one line each; the console makes them
         visible."""
         cells = [[" ".join(self._translate(c).split()) for c in row] for row in rows]
-        return printing.format_table(cells) if cells else []
+        return fit_table(cells, self._console.size.width) if cells else []
 
 
 def _get_key(entry: tuple[Key, dict[str, Any]]) -> Key:
@@ -186,6 +191,24 @@ def fit_lines(tables: Sequence[Sequence[str]], events: Sequence[str], height: in
     if rows and (free := height - len(lines) - 2) > 0:
         lines += ["", head, *rows[-free:]]
     return lines[: max(height, 1)]
+
+
+def fit_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return the lines of a table. The widest columns are cut until the line fits, none to less
+    than `COLUMN_MIN`, and the names only if all others are cut so."""
+    names, *columns = printing.measure_columns(rows)
+    room = width - len(printing.GAP) * len(columns)
+    while names + sum(columns) > room and max(columns) > COLUMN_MIN:
+        columns[columns.index(max(columns))] -= 1
+    columns = [min(names, max(room - sum(columns), COLUMN_MIN)), *columns]
+    return printing.format_table(
+        [[_cut(cell, column) for cell, column in zip(row, columns, strict=True)] for row in rows],
+        columns,
+    )
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def list_unready(objects: Mapping[Key, dict[str, Any]]) -> list[str]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from shoal_operator.local.api import dump_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shoal_operator.local.definitions import Definition
     from shoal_operator.model.names import Manifest
 
 _STEP = re.compile(r"\.(\w+)|\[\?\(@\.(\w+)==\"([^\"]*)\"\)\]")
-_GAP = "   "
+#: Between two columns.
+GAP = "   "
 NONE = "<none>"
 
 
@@ -60,19 +61,20 @@ def format_age(stamp: str, now: datetime.datetime) -> str:
 
 def format_rows(
     definition: Definition,
-    resources: Iterable[Mapping[str, Any]],
+    resources: Sequence[Mapping[str, Any]],
     now: datetime.datetime,
     *,
     wide: bool = False,
-    prefix: bool = False,
+    prefix: str = "",
+    has_namespace: bool = False,
 ) -> list[list[str]]:
-    """Return the rows of a table with its head. `prefix` puts the kind before the names, as kubectl
-    does for several kinds."""
+    """Return the rows of a table with its head. A `prefix` comes before each name and a slash, as
+    kubectl puts the kind there for several kinds."""
     columns = [c for c in definition.columns if wide or not c.priority]
     rows = [["NAME", *(c.name.upper() for c in columns)]]
     for resource in resources:
         name = resource["metadata"]["name"]
-        row = [f"{definition.full_singular}/{name}" if prefix else name]
+        row = [f"{prefix}/{name}" if prefix else name]
         shown = {**resource, "summary": summarize(resource)}
         for column in columns:
             value = read_path(shown, column.path)
@@ -84,7 +86,11 @@ def format_rows(
                 row.append(str(value).lower() if isinstance(value, bool) else str(value))
         rows.append(row)
     # kubectl's table of events has no names.
-    return [row[1:] for row in rows] if definition.kind == "Event" else rows
+    rows = [row[1:] for row in rows] if definition.kind == "Event" else rows
+    if has_namespace:
+        namespaces = [resource["metadata"]["namespace"] for resource in resources]
+        rows = [[first, *row] for first, row in zip(["NAMESPACE", *namespaces], rows, strict=True)]
+    return rows
 
 
 def summarize(resource: Mapping[str, Any]) -> Manifest:
@@ -121,7 +127,7 @@ def format_table(rows: Sequence[Sequence[str]], widths: Sequence[int] | None = N
     lines = []
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        lines.append(_GAP.join(cells).rstrip())
+        lines.append(GAP.join(cells).rstrip())
     return lines
 
 

@@ -22,9 +22,11 @@ from shoal_operator.local.api import dump_yaml
 from shoal_operator.local.requests import read_objects
 from shoal_operator.local.targets import (
     KubectlError,
+    Scope,
     Target,
     is_wanted,
     list_matching,
+    make_scope,
     parse_targets,
     run_as_kubectl,
     select,
@@ -52,6 +54,15 @@ Words = Annotated[
     ),
 ]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The namespace of the resource.")]
+AllNamespaces = Annotated[
+    bool, typer.Option("--all-namespaces", "-A", help="Resources of all namespaces.")
+]
+Selector = Annotated[
+    str,
+    typer.Option(
+        "--selector", "-l", metavar="LABELS", help="Those with labels: `a=b,c!=d,e in (f,g),h,!i`."
+    ),
+]
 HERE = Path()
 _KINDS = "`shoal get all` shows those of all kinds."
 #: Seconds between looks at logs that are followed.
@@ -89,6 +100,8 @@ def get(
         bool, typer.Option("--watch", "-w", help="Then print each resource that changes.")
     ] = False,
     namespace: Namespace = manifests.NAMESPACE,
+    all_namespaces: AllNamespaces = False,
+    selector: Selector = "",
     dir: Directory = HERE,
 ) -> None:
     """Show the resources of a `shoal up`, as kubectl prints them."""
@@ -105,10 +118,11 @@ def get(
                 f'error: unable to match a printer suitable for the output format "{output}", '
                 "allowed formats are: json,name,wide,yaml"
             )
+        scope = make_scope(words, namespace, all_namespaces=all_namespaces, selector=selector)
         targets = parse_targets(words)
         files = _stat_objects(state) if watch else {}
-        found, errors = select(read_objects(state), targets, namespace)
-        printer = _Printer(state, targets, output, namespace)
+        found, errors = select(read_objects(state), targets, scope)
+        printer = _Printer(state, targets, output, scope)
         printer.print_all(found, has_errors=bool(errors))
         if errors:
             raise KubectlError("\n".join(errors))
@@ -158,16 +172,16 @@ class _Printer:
     """Prints resources in one format. Rows of changes have the widths of the first table."""
 
     def __init__(
-        self, state: StateFolder, targets: list[Target], output: str, namespace: str
+        self, state: StateFolder, targets: list[Target], output: str, scope: Scope
     ) -> None:
         self._state, self._targets = state, targets
         self.definitions = list({t.definition.kind: t.definition for t in targets}.values())
-        self._output, self._namespace = output, namespace
+        self._output, self._scope = output, scope
         self._widths: dict[str, list[int]] = {}
 
     def is_wanted(self, resource: dict[str, Any]) -> bool:
         """Return whether a resource is one to print."""
-        return is_wanted(resource, self._targets, self._namespace)
+        return is_wanted(resource, self._targets, self._scope)
 
     def print_all(self, found: dict[str, list[dict[str, Any]]], *, has_errors: bool) -> None:
         """Print the resources by their kinds."""
@@ -188,7 +202,7 @@ class _Printer:
             self._print_body(body)
             return
         if not everything:
-            say(f"No resources found in {self._namespace} namespace.", file=sys.stderr)
+            say(f"No resources found{self._scope.place}", file=sys.stderr)
             return
         several = [one for one in self.definitions if found[one.kind]]
         for number, one in enumerate(several):
@@ -225,7 +239,8 @@ class _Printer:
             resources,
             datetime.datetime.now(datetime.UTC),
             wide=self._output == "wide",
-            prefix=len(self.definitions) > 1,
+            prefix=one.full_singular if len(self.definitions) > 1 else "",
+            has_namespace=self._scope.namespace is None,
         )
         return [[translate(cell) for cell in row] for row in rows]
 
@@ -260,6 +275,8 @@ def _make_translator(state: StateFolder) -> Any:
 def describe(
     words: Words = None,
     namespace: Namespace = manifests.NAMESPACE,
+    all_namespaces: AllNamespaces = False,
+    selector: Selector = "",
     dir: Directory = HERE,
 ) -> None:
     """Show resources of a `shoal up` with their events."""
@@ -271,13 +288,10 @@ def describe(
             raise KubectlError(f"{text} {_KINDS}")
         objects = read_objects(state)
         now = datetime.datetime.now(datetime.UTC)
+        scope = make_scope(words, namespace, all_namespaces=all_namespaces, selector=selector)
         targets = parse_targets(words)
-        found, errors = select(objects, targets, namespace)
-        if (
-            errors
-            and len(targets) == 1
-            and (matching := list_matching(objects, targets[0], namespace))
-        ):
+        found, errors = select(objects, targets, scope)
+        if errors and len(targets) == 1 and (matching := list_matching(objects, targets[0], scope)):
             found, errors = {"": matching}, []
         texts = [
             printing.format_description(resource, _list_events(objects, resource), now)
@@ -289,7 +303,7 @@ def describe(
         if errors:
             raise KubectlError("\n".join(errors))
         if not texts:
-            say(f"No resources found in {namespace} namespace.", file=sys.stderr)
+            say(f"No resources found{scope.place}", file=sys.stderr)
 
     run_as_kubectl(run)
 

@@ -11,6 +11,7 @@ from shoal.cli.session import run_guarded
 from shoal.cli.terminal import say
 
 from shoal_operator.local.definitions import Definition, find_definition, load_definitions
+from shoal_operator.local.selectors import Requirement, parse_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,59 @@ class Target(NamedTuple):
 
     definition: Definition
     name: str | None = None
+
+
+class Scope(NamedTuple):
+    """Where resources are looked for: a namespace, None for all, and what their labels must meet.
+
+    `is_chosen` if labels or `--all` choose the resources.
+    """
+
+    namespace: str | None
+    labels: tuple[Requirement, ...] = ()
+    is_chosen: bool = False
+
+    def has(self, resource: Mapping[str, Any]) -> bool:
+        """Return whether a resource is in the namespace and has the labels."""
+        meta = resource["metadata"]
+        labels = meta.get("labels") or {}
+        return self.namespace in (None, meta["namespace"]) and all(
+            requirement.matches(labels) for requirement in self.labels
+        )
+
+    @property
+    def place(self) -> str:
+        """What follows "No resources found"."""
+        return "" if self.namespace is None else f" in {self.namespace} namespace."
+
+
+def make_scope(
+    words: Sequence[str],
+    namespace: str,
+    *,
+    all_namespaces: bool = False,
+    selector: str = "",
+    is_all: bool = False,
+) -> Scope:
+    """Return where the resources are that the words name. Raises `KubectlError` for names beside a
+    selector, `--all` or all namespaces."""
+    if is_all and selector:
+        raise KubectlError("error: cannot set --all and --selector at the same time")
+    if is_all or selector:
+        if "/" in words[0]:
+            raise KubectlError(
+                "error: selectors and the all flag cannot be used when passing resource/name "
+                "arguments"
+            )
+        if len(words) > 1:
+            raise KubectlError("error: name cannot be provided when a selector is specified")
+    elif all_namespaces and (len(words) > 1 or "/" in words[0]):
+        raise KubectlError("error: a resource cannot be retrieved by name across all namespaces")
+    try:
+        labels = parse_selector(selector)
+    except ValueError as error:
+        raise KubectlError(f"error: {error}") from None
+    return Scope(None if all_namespaces else namespace, labels, is_all or bool(selector))
 
 
 def run_as_kubectl(call: Callable[[], None]) -> None:
@@ -99,18 +153,18 @@ def _list_definitions(word: str) -> list[Definition]:
 
 
 def select(
-    objects: Mapping[Key, Manifest], targets: Iterable[Target], namespace: str
+    objects: Mapping[Key, Manifest], targets: Iterable[Target], scope: Scope
 ) -> tuple[dict[str, list[Manifest]], list[str]]:
-    """Return the resources of a namespace by their kinds, and what kubectl says about those that do
-    not exist."""
+    """Return the resources of a scope by their kinds, and what kubectl says about those that do not
+    exist."""
     found: dict[str, list[Manifest]] = {}
     errors = []
     for definition, name in targets:
         of_kind = found.setdefault(definition.kind, [])
         if name is None:
-            keys = sorted(key for key in objects if key[:2] == (definition.kind, namespace))
-            of_kind += [objects[key] for key in keys]
-        elif (one := objects.get((definition.kind, namespace, name))) is not None:
+            keys = sorted(key for key in objects if key[0] == definition.kind)
+            of_kind += [objects[key] for key in keys if scope.has(objects[key])]
+        elif (one := objects.get((definition.kind, scope.namespace or "", name))) is not None:
             of_kind.append(one)
         else:
             text = f'{definition.resource} "{name}" not found'
@@ -118,22 +172,20 @@ def select(
     return found, errors
 
 
-def list_matching(
-    objects: Mapping[Key, Manifest], target: Target, namespace: str
-) -> list[Manifest]:
+def list_matching(objects: Mapping[Key, Manifest], target: Target, scope: Scope) -> list[Manifest]:
     """Return the resources whose names begin with the target's, which kubectl describes if there is
     none of that name."""
-    found, _ = select(objects, [Target(target.definition)], namespace)
+    found, _ = select(objects, [Target(target.definition)], scope)
     prefix = target.name or ""
     return [
         one for one in found[target.definition.kind] if one["metadata"]["name"].startswith(prefix)
     ]
 
 
-def is_wanted(resource: Mapping[str, Any], targets: Iterable[Target], namespace: str) -> bool:
+def is_wanted(resource: Mapping[str, Any], targets: Iterable[Target], scope: Scope) -> bool:
     """Return whether a resource is one of those that the words name."""
-    meta = resource["metadata"]
-    return meta.get("namespace") == namespace and any(
-        target.definition.kind == resource["kind"] and target.name in (None, meta["name"])
+    return scope.has(resource) and any(
+        target.definition.kind == resource["kind"]
+        and target.name in (None, resource["metadata"]["name"])
         for target in targets
     )

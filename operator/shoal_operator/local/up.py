@@ -116,11 +116,14 @@ class Up:
             self._warn(folder.files[unreadable], "ManifestUnreadable", error)
             outcome.errors.append(f"error: {error}")
         file = self._state.root / "applied.json"
-        for gone in changes.delete_missing(self.api, read_json(file), wanted):
-            meta = gone["metadata"]
-            self.api.delete_now(gone)
-            outcome.lines.append(f'{gone["kind"].lower()}.{names.GROUP} "{meta["name"]}" deleted')
         keys = [[m["kind"], m["metadata"]["namespace"], m["metadata"]["name"]] for m in wanted]
+        if all(folder.files[unreadable] for unreadable in folder.errors):
+            for gone in changes.delete_missing(self.api, read_json(file), wanted):
+                name = gone["metadata"]["name"]
+                self.api.delete_now(gone)
+                outcome.lines.append(f'{gone["kind"].lower()}.{names.GROUP} "{name}" deleted')
+        else:  # Nobody knows which resources that file had, so those of an earlier run stay.
+            keys += [key for key in read_json(file) or [] if key not in keys]
         write_text(file, json.dumps(keys))
         self._write_up(applied=not outcome.is_refused, errors=outcome.errors)
         return outcome
