@@ -29,7 +29,7 @@ from attackers import (
     make_largest_frames,
     send_and_wait,
 )
-from conditions import eventually
+from conditions import eventually, fits_cpu
 from kio.static.constants import EntityType
 from large_requests import find_arrays, make_large_requests, make_longest_request
 from ports import free_ports
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from shoal.server.network.api import Api
 
-#: The longest turn of the event loop, in seconds of CPU time.
+#: The longest turn of the event loop, in seconds of CPU time; more on a slow core
+#: (`conditions.fits_cpu`).
 TURN_S = 0.1
 #: The same for all attackers together. Before the loop comes to the quiet client again, it handles
 #: a request or a piece of one for each of some 30 attackers, and each takes some milliseconds.
@@ -158,11 +159,11 @@ def check(target: Target, quiet: QuietClient, attack: Callable[[Target], None]) 
     before_mb = target.broker.resident_mb()
     attack(target)
     for _ in range(ATTEMPTS - 1):
-        if read_longest_turn(target, quiet) > turn_s:
+        if not fits_cpu(read_longest_turn(target, quiet), turn_s):
             quiet.reset()
             attack(target)
     longest_s = read_longest_turn(target, quiet)
-    assert longest_s <= turn_s, f"a turn of {longest_s:.2f} s of CPU time"
+    assert fits_cpu(longest_s, turn_s), f"a turn of {longest_s:.2f} s of CPU time"
     if target.part >= WHOLE_PART:
         assert quiet.longest_wall_s <= WAIT_S, f"a wait of {quiet.longest_wall_s:.2f} s"
     assert quiet.failure is None
@@ -198,7 +199,7 @@ def test_a_wait_that_takes_no_cpu_time_is_seen(target: Target, quiet: QuietClien
     eventually(lambda: time.monotonic() > end_s)
     os.kill(target.broker.pid, signal.SIGCONT)
     eventually(lambda: quiet.longest_wall_s > WAIT_S)
-    assert quiet.longest_s <= TURN_S
+    assert fits_cpu(quiet.longest_s, TURN_S)
 
 
 def test_each_api_is_attacked() -> None:
@@ -243,7 +244,7 @@ def test_the_largest_requests_of_an_api(target: Target, quiet: QuietClient, key:
                     with target.connect(refused=refused, api=api) as client:
                         if not send_and_wait(client, frame):
                             closed.append(name)
-                    if quiet.longest_s <= TURN_S:
+                    if fits_cpu(quiet.longest_s, TURN_S):
                         break
                 else:
                     slow[f"{name}{' refused' * refused}"] = round(quiet.longest_s, 2)

@@ -72,6 +72,30 @@ def ceiling(limit: float, stood_still: float = 0.0) -> float:
     return min(limit * slowness() + stood_still, limit * SLOWNESS_MAX)
 
 
+#: Objects of `core_slowness`, and the seconds of CPU time that they take on the slowest core for
+#: which limits on CPU time were measured.
+_OBJECTS, _OBJECTS_S = 30_000, 0.033
+
+
+def core_slowness() -> float:
+    """Return how many times more CPU time the same code takes here now: 1 to `SLOWNESS_MAX`.
+
+    Cores differ, and one that shares its units and caches with a busy core is slower meanwhile. So
+    the code is of the broker's kind: it makes, sorts and finds objects.
+    """
+    used = time.thread_time()
+    objects = {(number, number * 7): [number, str(number)] for number in range(_OBJECTS)}
+    for key in sorted(objects, key=lambda key: -key[1]):
+        objects[key].pop()
+    return min(SLOWNESS_MAX, max(1.0, (time.thread_time() - used) / _OBJECTS_S))
+
+
+def fits_cpu(used: float, limit: float) -> bool:
+    """Return whether CPU time that has just been used is within a limit, in the unit of both. A
+    slow core gets more, in proportion."""
+    return used <= limit or used <= limit * core_slowness()
+
+
 @contextlib.contextmanager
 def standstills() -> Iterator[Callable[[], float]]:
     """Yield a function that returns the seconds of the block so far in which nothing ran here.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from conditions import fits_cpu
 from shoal.security.principal_mapping import SUBJECT_SIZE_MAX, PrincipalMapper
 
 #: A rule as in Kafka's documentation. Python's engine takes a time that grows with the cube of the
@@ -19,7 +20,7 @@ def test_a_long_subject_takes_no_time() -> None:
     subject = "CN=" + ",OU=,O=" * 5_000 + ",L"
     began = time.thread_time()
     assert mapper.map_subject(subject) == subject
-    assert time.thread_time() - began < CPU_S_MAX
+    assert fits_cpu(time.thread_time() - began, CPU_S_MAX)
     assert mapper.map_subject("CN=Ann,OU=x,O=Example,L=here") == "ann@example"
 
 

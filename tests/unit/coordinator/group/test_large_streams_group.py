@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+from conditions import fits_cpu
 from shoal.coordinator.group.streams import sticky_assignor, target_assignment
 from shoal.coordinator.group.streams.internal_topics import StatusCode
 from shoal.coordinator.group.streams.sticky_assignor import StreamsMemberSpec, SubtopologySpec
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MEMBERS, SUBTOPOLOGIES, PARTITIONS = 500, 10, 500
-#: Ceilings in ms of CPU. A quiet machine needs 14, 130 and 0.05.
-TURN_MS, ASSIGNMENT_MS, HEARTBEAT_MS = 20.0, 200.0, 0.3
+#: Ceilings in ms of CPU. A quiet machine needs 14, 130 and 0.05; a busy one, whose caches others
+#: use, 22 in the best of many rounds. In one turn, the assignment would take its 130.
+TURN_MS, ASSIGNMENT_MS, HEARTBEAT_MS = 35.0, 300.0, 0.3
 #: The best of these counts: a shared machine takes up to twice the CPU time for the same work.
 ROUNDS = 20
 
@@ -94,16 +96,16 @@ def test_turns_and_heartbeats_of_a_large_group_are_short() -> None:
         group.heartbeat(clients[0])
         longest.append(max(first + assign(group)))
         sums.append(sum(first))
-        if longest[-1] <= TURN_MS and sums[-1] <= ASSIGNMENT_MS:
+        if fits_cpu(longest[-1], TURN_MS) and fits_cpu(sums[-1], ASSIGNMENT_MS):
             break
     assigned = [task for tasks in group.group.target.values() for task in flatten(tasks.active)]
     assert len(assigned) == len(set(assigned)) == SUBTOPOLOGIES * PARTITIONS
-    assert min(longest) <= TURN_MS
-    assert min(sums) <= ASSIGNMENT_MS
+    assert fits_cpu(min(longest), TURN_MS)
+    assert fits_cpu(min(sums), ASSIGNMENT_MS)
     some = clients[:50]
     group.settle(*some, rounds=3)
     medians = [median(cpu_ms(partial(group.heartbeat, one)) for one in some) for _ in range(ROUNDS)]
-    assert min(medians) <= HEARTBEAT_MS
+    assert fits_cpu(min(medians), HEARTBEAT_MS)
 
 
 TASKS = 6

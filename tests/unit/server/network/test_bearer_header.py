@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from conditions import fits_cpu
 from shoal.server.network.health import find_token
 
 
@@ -34,4 +35,4 @@ def test_no_head_takes_long() -> None:
     began = time.thread_time()
     for head in heads:
         find_token(head)
-    assert time.thread_time() - began < 0.1
+    assert fits_cpu(time.thread_time() - began, 0.1)
