@@ -609,7 +609,9 @@ class SelectionMachine(ShareMachine):
         assert eligible <= known.count_available(known.cursor) <= eligible + gone
         times_ms = [self.now_ms + ahead_ms for ahead_ms in (0, 5, 1000, 60_000)]
         later = self._not_due(looked, delayed)
-        assert known.count_not_due(times_ms) == [sum(d > t for d in later) for t in times_ms]
+        assert known.count_not_due(times_ms, known.cursor) == [
+            sum(d > t for d in later) for t in times_ms
+        ]
 
     def _not_due(self, looked: dict[int, Entry], delayed: set[int]) -> list[int]:
         """Return when each waiting record is due, or the record of its key before it."""

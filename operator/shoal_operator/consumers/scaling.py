@@ -3,10 +3,10 @@
 1. Wanted = lag / targetLagPerReplica, rounded up, so any lag needs a consumer. Lag here means the
    records that are due within a consumer's start-up time (`scaling.startupTime`). It includes
    records in flight, so the scaler never removes the consumers of records in progress. It excludes
-   records that a delay or a back-off holds for longer, and records that wait for the redrive or
-   skip of a dead letter. For slow consumers this is too few. The measured rate of one consumer
-   gives a minimum: the number that drains the lag in `DRAIN_MS`. The rate is known once start
-   offsets have moved while consumers ran.
+   records that a delay, a back-off or a limit of their tenant holds for longer, and records that
+   wait for the redrive or skip of a dead letter. For slow consumers this is too few. The measured
+   rate of one consumer gives a minimum: the number that drains the lag in `DRAIN_MS`. The rate is
+   known once start offsets have moved while consumers ran.
 2. The ceiling: at most `maxRecordLocks` records of a partition are in flight, so at most
    partitions x maxRecordLocks / recordsPerReplica consumers find work. This may exceed the number
    of partitions. Spark executors share one batch, so its size limits them too.
@@ -58,7 +58,7 @@ class GroupLoad:
     """The load of a share group. `lag`, `record_locks`, `blocked` and `not_due` count records.
 
     `blocked` records wait for the redrive or skip of a dead letter, and `not_due` records for a
-    delay or a back-off; `lag` contains neither. `start_offsets_sum` is the sum of the group's start
+    delay, a back-off or a limit of their tenant; `lag` contains neither. `start_offsets_sum` is the sum of the group's start
     offsets, which grows as records are settled; -1 means unknown. `running` consumers settle them.
     `age_ms` is the age of the oldest record of the lag, -1 if it is unknown.
     """

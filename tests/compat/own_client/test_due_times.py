@@ -1,4 +1,4 @@
-"""Metrics of records that are held back by a delay, a back-off or their key."""
+"""Metrics of records that are held back by a delay, a back-off, their key or a limit."""
 
 from __future__ import annotations
 
@@ -104,6 +104,22 @@ def test_records_behind_a_delayed_one_of_their_key_are_not_due(
     queue.produce(range(2), key=b"b")
     # The first record of b is available, and the second follows it: neither is due later.
     not_due(broker, queue, 5, 5, 5)
+    assert samples(broker, queue, "unavailable_records") == {"": 6}
+
+
+def test_what_no_limit_of_a_tenant_allows_is_counted_while_no_member_fetches(
+    broker: ShoalProcess, queue: Queue
+) -> None:
+    """Otherwise an autoscaler starts consumers for a paused tenant, again and again."""
+    tenants = {
+        "share.fairness.by": "key",
+        "share.tenant.max.in.flight": "2",
+        "share.tenant.paused": "b",
+    }
+    queue.configure(share_delay_max_ms="0", **tenants)
+    queue.produce(range(5), key=b"a")
+    queue.produce(range(3), key=b"b")
+    not_due(broker, queue, 6, 6, 6)
     assert samples(broker, queue, "unavailable_records") == {"": 6}
 
 

@@ -46,7 +46,7 @@ from shoal.coordinator.share.tenant_limits import NO_TIME
 from shoal.coordinator.share.tenants import NO_TENANT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shoal.coordinator.share.batches import Batches
     from shoal.coordinator.share.settings import SelectionPolicy
@@ -112,11 +112,15 @@ class Tenant:
         #: When it comes back from `_parked`; 0 if it is not there.
         self.parked_ms = 0.0
 
-    def count_behind(self, records: int, now_ms: int) -> int:
-        """Return how many of its available records wait behind its limit."""
-        if self.use is None or not records:
-            return 0
-        return records - int(min(records, self.use.count_room(now_ms)))
+    def count_behind(self, records: int, times_ms: Sequence[int]) -> list[int]:
+        """Return how many of its available records wait behind its limit until each time, of which
+        the first is now."""
+        use = self.use
+        if use is not None and records:
+            return [records - n for n in use.count_allowed(id(self), records, times_ms)]
+        if use is not None:
+            use.wanted.pop(id(self), None)
+        return [0] * len(times_ms)
 
 
 class FairQueue(AvailableQueue):
@@ -229,8 +233,7 @@ class FairQueue(AvailableQueue):
             tenant.entries = []
             use, tenant.use = tenant.use, None
             if use is not None:
-                use.queues -= 1
-                use.waiting.pop(id(tenant), None)
+                use.drop_queue(id(tenant))
                 for _ in range(tenant.in_flight):
                     use.give_back()
         self._ledger.queues -= 1
@@ -264,9 +267,24 @@ class FairQueue(AvailableQueue):
         return use is not None and use.find_free_ms(self._now_ms) > 0
 
     @property
+    def has_limits(self) -> bool:
+        """Whether any tenant has a limit."""
+        return self._ledger.is_limited
+
+    @property
     def behind_limits(self) -> int:
         """The number of available records that wait behind their tenant's limit."""
-        return self._count_behind_limits() if self._ledger.is_limited else 0
+        return self._count_behind_now(self._now_ms) if self.has_limits else 0
+
+    def count_behind_limits(self, times_ms: Sequence[int]) -> list[int]:
+        """Return how many available records wait behind their tenant's limit until each time, of
+        which the first is now. Of many tenants, that is the number of now."""
+        if not self.has_limits:
+            return [0] * len(times_ms)
+        if len(self.tenants) * len(times_ms) > TENANTS_VISITED_MAX:
+            return [self._count_behind_now(times_ms[0])] * len(times_ms)
+        counts = [x.count_behind(len(x.entries), times_ms) for x in self.tenants.values()]
+        return [sum(column) for column in zip(*counts, strict=True)] or [0] * len(times_ms)
 
     def iterate_work(self) -> Iterator[tuple[str, int, int]]:
         """Yield the name, the records at members and the available records of tenants that have
@@ -280,22 +298,23 @@ class FairQueue(AvailableQueue):
         if not self._ledger.is_limited:
             return len(self) if offsets is None else len(list(offsets))
         if offsets is None:
-            return max(0, self._size - self._count_behind_limits())
+            return max(0, self._size - self._count_behind_now(self._now_ms))
         ready = Counter(self._tenant_of[offset] for offset in offsets)
-        return sum(count - x.count_behind(count, self._now_ms) for x, count in ready.items())
+        now_ms = (self._now_ms,)
+        return sum(count - x.count_behind(count, now_ms)[0] for x, count in ready.items())
 
-    def _count_behind_limits(self) -> int:
+    def _count_behind_now(self, now_ms: int) -> int:
         """Return how many available records wait behind limits. A call looks at
         `TENANTS_VISITED_MAX` tenants at most. Of more tenants, it has the number of the last walk
         through all of them, or of the first walk so far."""
-        now_ms = self._now_ms
+        times_ms = (now_ms,)
         if len(self.tenants) <= TENANTS_VISITED_MAX:
             self._walk, self._walked_behind = None, None
-            return sum(x.count_behind(len(x.entries), now_ms) for x in self.tenants.values())
+            return sum(x.count_behind(len(x.entries), times_ms)[0] for x in self.tenants.values())
         if self._walk is None:
             self._walk, self._walking_behind = iter(list(self.tenants.values())), 0
         visited = list(islice(self._walk, TENANTS_VISITED_MAX))
-        self._walking_behind += sum(x.count_behind(len(x.entries), now_ms) for x in visited)
+        self._walking_behind += sum(x.count_behind(len(x.entries), times_ms)[0] for x in visited)
         if len(visited) < TENANTS_VISITED_MAX:
             self._walk, self._walked_behind = None, self._walking_behind
         return self._walking_behind if self._walked_behind is None else self._walked_behind
@@ -308,8 +327,7 @@ class FairQueue(AvailableQueue):
         """The tenant has no records here any more."""
         use, tenant.use = tenant.use, None
         if use is not None:
-            use.queues -= 1
-            use.waiting.pop(id(tenant), None)
+            use.drop_queue(id(tenant))
 
     def _is_parked(self, tenant: Tenant, use: TenantUse) -> bool:
         """Whether a limit lets a tenant wait. Then something brings it back."""

@@ -131,6 +131,11 @@ class Selection:
         return len(self._delayed)
 
     @property
+    def may_have_later(self) -> bool:
+        """Whether records may wait for a time or for a limit of their tenant."""
+        return bool(self._delayed) or (self.fair is not None and self.fair.has_limits)
+
+    @property
     def queued(self) -> int:
         """The approximate number of records that may be acquired."""
         return len(self._queue)
@@ -203,7 +208,8 @@ class Selection:
     def count_available(self, limit: int) -> int:
         """Return the number of records below `limit` that a fetch without a limit could get.
 
-        Records that were not scanned count, unless the scan is stopped. Beyond `QUEUED_CHECKED_MAX`
+        Records that were not scanned count, unless the scan is stopped. Behind a full window of
+        known tenants, as many of them count as of those in it. Beyond `QUEUED_CHECKED_MAX`
         available records the number may be slightly too high.
         """
         offsets = None
@@ -211,12 +217,19 @@ class Selection:
             run_to_take = self._find_run_to_take
             offsets = [o for o in self._queue.get_offsets() if run_to_take(o) is not None]
         count = self._queue.count_deliverable(offsets)
-        return count + (max(0, limit - self.cursor) if self.find_exhausted_config() is None else 0)
+        if self.find_exhausted_config() is not None:
+            return count
+        unscanned = max(0, limit - self.cursor)
+        if self.is_fairness_limited:
+            unscanned = unscanned * count // len(self._queue)
+        return count + unscanned
 
-    def count_not_due(self, times_ms: Sequence[int]) -> list[int]:
-        """Return for each time (epoch ms, rising) the number of records that are due after it.
+    def count_not_due(self, times_ms: Sequence[int], limit: int) -> list[int]:
+        """Return for each time (epoch ms, rising, the first is now) the number of records below
+        `limit` that are due after it.
 
-        These are delayed records, those in back-off, and those behind one of them with its key.
+        These are delayed records, those in back-off, those behind one of them with its key, and
+        those behind their tenant's limit.
         """
         waits = [(lock.deadline_ms, lock.records) for lock in self._share.waits.live.values()]
         counts = [len(self._delayed) - due for due in self._count_delayed_due(times_ms)]
@@ -226,6 +239,10 @@ class Selection:
         for due_ms, records in waits:
             for index, time_ms in enumerate(times_ms):
                 counts[index] += records if due_ms > time_ms else 0
+        if self.fair is not None and self.fair.has_limits:
+            unscanned = max(0, limit - self.cursor) if self.is_fairness_limited else 0
+            for index, behind in enumerate(self.fair.count_behind_limits(times_ms)):
+                counts[index] += behind + (unscanned and unscanned * behind // len(self.fair))
         return counts
 
     def _count_delayed_due(self, times_ms: Sequence[int]) -> list[int]:

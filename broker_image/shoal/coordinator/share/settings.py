@@ -61,7 +61,7 @@ class SelectionPolicy(NamedTuple):
 class ShareSettings:
     """Group configs that govern delivery, with Kafka 4.4.0's defaults."""
 
-    #: `share.record.lock.format_duration.ms`
+    #: `share.record.lock.duration.ms`
     lock_duration_ms: int = 30_000
     #: `share.delivery.count.limit`
     delivery_count_limit: int = 5
@@ -88,6 +88,15 @@ class ShareSettings:
     selection: SelectionPolicy | None = None
     #: What each tenant may use, in groups with `share.fairness.by`.
     tenants: TenantPolicy = ALL_EQUAL
+
+    @property
+    def has_later_records(self) -> bool:
+        """Whether only a scan of the log tells which records may be delivered now: some may be
+        delayed, or wait behind a limit of their tenant."""
+        policy = self.selection
+        if policy is None:
+            return False
+        return policy.delay_max_ms > 0 or (bool(policy.fairness_by) and self.tenants.is_limited)
 
     @property
     def splitting_count(self) -> int:

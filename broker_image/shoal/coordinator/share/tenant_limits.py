@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.share.tenants import ALL_EQUAL, TenantPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 #: The time when a tenant may go on that waits for no time.
 NO_TIME = math.inf
@@ -37,6 +37,7 @@ class TenantUse:
         "max_in_flight",
         "queues",
         "waiting",
+        "wanted",
     )
 
     def __init__(self) -> None:
@@ -47,19 +48,25 @@ class TenantUse:
         #: Queues with records of the tenant, by number, and what to call in those that wait.
         self.queues = 0
         self.waiting: dict[int, Callable[[], None]] = {}
+        #: By queue, if there are several: its available records when they were counted last.
+        self.wanted: dict[int, int] = {}
         self._per_ms = self._burst = self._tokens = 0.0
         self._filled_ms = 0
         self._paused = False
 
-    def configure(self, name: bytes, policy: TenantPolicy, part: float, now_ms: int) -> None:
-        """Apply the `part` of the group's limits that this broker has."""
+    def configure(
+        self, name: bytes, policy: TenantPolicy, part: tuple[int, int], now_ms: int
+    ) -> None:
+        """Apply the part of the group's limits that this broker has: the partitions of the topic
+        that it leads, and all of them."""
+        led, partitions = part
         self._fill(now_ms)
         before, was_limited = self._burst, self._per_ms > 0
         limit = policy.max_in_flight_of.get(name, policy.max_in_flight)
-        self.max_in_flight = max(1, int(limit * part)) if limit else 0
+        self.max_in_flight = max(1, int(limit * led / partitions)) if limit else 0
         per_second = policy.max_per_second_of.get(name, policy.max_per_second)
-        self._per_ms = per_second * part / 1000
-        self._burst = max(1.0, (policy.burst or per_second) * part)
+        self._per_ms = per_second * led / partitions / 1000
+        self._burst = max(1.0, (policy.burst or per_second) * led / partitions)
         if was_limited:
             self._tokens = min(self._tokens + max(0.0, self._burst - before), self._burst)
         else:
@@ -75,12 +82,30 @@ class TenantUse:
         self._fill(now_ms)
         return 0 if self._tokens >= 1 else now_ms + math.ceil((1 - self._tokens) / self._per_ms)
 
-    def count_room(self, now_ms: int) -> float:
-        """Return how many records the tenant may get now."""
-        if self.find_free_ms(now_ms):
-            return 0
-        room = self.max_in_flight - self.in_flight if self.max_in_flight else math.inf
-        return min(room, math.floor(self._tokens)) if self._per_ms else room
+    def count_allowed(self, queue: int, records: int, times_ms: Sequence[int]) -> list[int]:
+        """Return how many of these available records of a queue it may deliver until each time, of
+        which the first is now.
+
+        Queues that were counted before take their part first, so that all together count what the
+        tenant may get once.
+        """
+        if self.queues > 1:
+            self.wanted[queue] = records
+        before = 0
+        for other, wanted in self.wanted.items():
+            if other == queue:
+                break
+            before += wanted
+        return [int(min(records, max(0, room - before))) for room in self._count_room(times_ms)]
+
+    def _count_room(self, times_ms: Sequence[int]) -> list[float]:
+        """Return how many records the tenant may get until each time."""
+        room = max(0, self.max_in_flight - self.in_flight) if self.max_in_flight else math.inf
+        if self._paused or not self._per_ms:
+            return [0 if self._paused else room] * len(times_ms)
+        self._fill(times_ms[0])
+        tokens = [self._tokens + self._per_ms * (time_ms - times_ms[0]) for time_ms in times_ms]
+        return [min(room, math.floor(number)) for number in tokens]
 
     def take(self) -> None:
         """Note a delivery."""
@@ -99,6 +124,12 @@ class TenantUse:
             waiting, self.waiting = self.waiting, {}
             for go_on in waiting.values():
                 go_on()
+
+    def drop_queue(self, queue: int) -> None:
+        """Note that a queue has no records of the tenant any more."""
+        self.queues -= 1
+        self.waiting.pop(queue, None)
+        self.wanted.pop(queue, None)
 
     def is_needed(self, now_ms: int) -> bool:
         """Whether forgetting it would grant something: a new bucket is full."""
@@ -119,7 +150,7 @@ class TenantLedger:
     def __init__(self) -> None:
         self._uses: dict[bytes, TenantUse] = {}
         self._policy: TenantPolicy = ALL_EQUAL
-        self._part = 1.0
+        self._part = (1, 1)
         self._uses_max = 1000
         #: Counts changes of the limits; queues compare it with what they have seen.
         self.version = 0
@@ -128,7 +159,7 @@ class TenantLedger:
 
     def configure(self, policy: TenantPolicy, led: int, partitions: int, now_ms: int) -> None:
         """Follow changed configs, and the number of partitions of the topic that are led here."""
-        part = led / partitions if 0 < led <= partitions else 1.0
+        part = (led, partitions) if 0 < led <= partitions else (1, 1)
         if policy == self._policy and part == self._part:
             return
         self._policy, self._part = policy, part
@@ -142,8 +173,7 @@ class TenantLedger:
         return self._policy.is_limited
 
     def open(self, name: bytes, now_ms: int) -> TenantUse:
-        """Return the use of a tenant for another queue, which lowers `queues` when it has no
-        records of the tenant any more."""
+        """Return the use of a tenant for another queue, until it calls `drop_queue`."""
         use = self._uses.get(name)
         if use is None:
             if len(self._uses) >= self._uses_max:

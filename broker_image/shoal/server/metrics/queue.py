@@ -166,12 +166,12 @@ def _register_partitions(metrics: MetricRegistry, service: ShareServicePort) -> 
 
 
 def _register_due(metrics: MetricRegistry, service: ShareServicePort) -> None:
-    """Add the families of records that are delayed or in back-off. A share partition without such
-    records has no sample."""
+    """Add the families of records that are delayed, in back-off or behind a limit of their tenant.
+    A share partition that cannot have such records has no sample."""
 
     def iterate_waiting() -> Iterator[tuple[Labels, LeaderPort]]:
         for labels, x in iterate_leaders(service):
-            if x.share.backing_off or (x.selection is not None and x.selection.delayed):
+            if x.share.backing_off or (x.selection is not None and x.selection.may_have_later):
                 yield labels, x
 
     def collect_later() -> Samples:
@@ -193,19 +193,21 @@ def _register_due(metrics: MetricRegistry, service: ShareServicePort) -> None:
     metrics.add(
         "shoal_share_partition_not_due_records",
         "gauge",
-        "Records that are due later than in `within` seconds, because of a delay or a back-off.",
+        "Records that are due later than in `within` seconds, because of a delay, a back-off or a"
+        " limit of their tenant.",
         collect_later,
     )
     metrics.add(
         "shoal_share_partition_next_due_timestamp_seconds",
         "gauge",
-        "Unix time at which the next record that is delayed or in back-off is due.",
+        "Unix time at which the next record is due that is delayed, in back-off or behind the rate"
+        " of its tenant.",
         collect_next_due,
     )
 
 
 def get_next_due_s(leader: LeaderPort) -> float | None:
-    """Return when the next record that is delayed or in back-off is due, in Unix time, or None."""
+    """Return when the next record is due that waits for a time, in Unix time, or None."""
     due_ms = [leader.share.waits.find_next_deadline_ms()]
     if leader.selection is not None:
         due_ms.append(leader.selection.next_due_ms)
@@ -402,7 +404,7 @@ def count_not_due(leader: LeaderPort, now_ms: int) -> list[int]:
     """Return for each of `DUE_WITHIN_S` how many records are due only later."""
     times_ms = [now_ms + 1000 * within_s for within_s in DUE_WITHIN_S]
     if leader.selection is not None:
-        return leader.selection.count_not_due(times_ms)
+        return leader.selection.count_not_due(times_ms, leader.get_limit(leader.settings))
     waits = leader.share.waits.live.values()
     return [sum(w.records for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
 

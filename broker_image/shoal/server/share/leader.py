@@ -358,8 +358,8 @@ class ShareLeader:
     def scan_ahead(self) -> bool:
         """Scan records that no member has fetched. Return whether a further scan finds more.
 
-        For groups with a delay, so that the broker counts future records. Raises `ApiError` when
-        the log cannot be read.
+        For groups with a delay or limits of tenants, so that the broker counts what waits for them.
+        Raises `ApiError` when the log cannot be read.
         """
         now_ms = self.now_ms()
         changes, more = share_selection.scan_ahead(self, self.settings, now_ms)

@@ -28,10 +28,10 @@ from shoal.server.share.dead_letters import (
     DeadLetterSourcePort,
     TopicCreator,
 )
-from shoal.server.share.delay_scanner import DelayScanner
 from shoal.server.share.dlq_rate_limit import DlqRateLimit
 from shoal.server.share.fetch import FetchQuotas, FetchServices
 from shoal.server.share.group_settings import ShareGroupSettings
+from shoal.server.share.idle_scanner import IdleScanner
 from shoal.server.share.leader import LeaderPhase, ShareLeader
 from shoal.server.share.member_sessions import MemberSessions
 from shoal.server.share.members import ShareMembers
@@ -114,7 +114,7 @@ class ShareService:
         self.persister = Persister(node, cache, peers, self.state_coordinator)
         self.sessions = MemberSessions(node, purgatory, self.list_loaded)
         self.group_settings = ShareGroupSettings(node, cache)
-        self.delay_scanner = DelayScanner(node, self.group_settings, self)
+        self.idle_scanner = IdleScanner(node, self.group_settings, self)
         self.dlq_rate_limit = DlqRateLimit(node, self.group_settings, self._wake_group)
         self.admin = ShareAdmin(node, groups, purgatory, self.persister, self)
         self.members = ShareMembers(node, groups, self.admin, self.sessions)
@@ -291,7 +291,7 @@ class ShareService:
 
     def _drop_idle(self) -> None:
         for group_id in list(self.leaders):
-            if self.sessions.count_members(group_id) or group_id in self.delay_scanner:
+            if self.sessions.count_members(group_id) or group_id in self.idle_scanner:
                 continue
             for leader in self.list_loaded(group_id):
                 if leader.may_be_dropped:

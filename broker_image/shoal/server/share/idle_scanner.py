@@ -1,10 +1,11 @@
-"""Scans the records of groups with a delay while no member fetches them.
+"""Scans the records of groups with a delay or limits of tenants while no member fetches them.
 
-Only a fetch reads the header that delays a record. Without members, the broker could not count the
-due records, and an autoscaler would start consumers for records that are due tomorrow. The scanner
-loads share partitions with a lag. It scans their records within the group's bounds
-(`share.delay.max.records`, `share.ordering.key.lookahead`), a few milliseconds at a time. It
-acquires nothing, and runs only for groups with `share.delay.max.ms`.
+Only a fetch reads the header that delays a record, or what names its tenant. Without members, the
+broker could not count the due records, and an autoscaler would start consumers for records that are
+due tomorrow, or of a paused tenant. The scanner loads share partitions with a lag. It scans their
+records within the group's bounds (`share.delay.max.records`, `share.ordering.key.lookahead`,
+`share.fairness.lookahead.records`), a few milliseconds at a time. It acquires nothing, and runs
+only for groups with `share.delay.max.ms` or `share.tenant.*`.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class ScannerPartitionsPort(Protocol):
         """The loaded share partitions of a group."""
 
 
-class DelayScanner:
+class IdleScanner:
     """Owns the queue of share partitions to scan."""
 
     def __init__(
         self, node: Node, settings: ShareGroupSettings, partitions: ScannerPartitionsPort
     ) -> None:
         self._node, self._settings, self._partitions = node, settings, partitions
-        #: Groups that had a delay when their configs were read last, in that order.
+        #: Groups to scan, when their configs were read last, in that order.
         self._groups: dict[str, None] = {}
         self._queue: deque[ShareLeader] = deque()
         self._armed = False
@@ -63,8 +64,8 @@ class DelayScanner:
         return group_id in self._groups
 
     def _note(self, group_id: str, settings: ShareSettings) -> None:
-        """Watch a group if its configs have a delay."""
-        if settings.selection is not None and settings.selection.delay_max_ms:
+        """Watch a group if its configs have a delay or limits."""
+        if settings.has_later_records:
             self._groups[group_id] = None
             self._arm()
 
@@ -77,8 +78,7 @@ class DelayScanner:
         self._armed = False
         partitions = self._partitions
         for group_id in list(self._groups):
-            policy = self._settings.get(group_id).selection
-            if policy is None or not policy.delay_max_ms:
+            if not self._settings.get(group_id).has_later_records:
                 del self._groups[group_id]
         if not partitions.draining and not self._queue:
             for group_id, partition, lag in list(partitions.iterate_unloaded()):
@@ -95,9 +95,8 @@ class DelayScanner:
             return
         leader = self._queue.popleft()
         if leader.phase is LeaderPhase.ACTIVE and not self._partitions.draining:
-            policy = leader.settings.selection
             try:
-                if policy is not None and policy.delay_max_ms and leader.needs_scan():
+                if leader.settings.has_later_records and leader.needs_scan():
                     if leader.scan_ahead():
                         self._queue.append(leader)
             except (ApiError, CorruptBatch):
