@@ -58,9 +58,10 @@ class GroupLoad:
     """The load of a share group. `lag`, `record_locks`, `blocked` and `not_due` count records.
 
     `blocked` records wait for the redrive or skip of a dead letter, and `not_due` records for a
-    delay, a back-off or a limit of their tenant; `lag` contains neither. `start_offsets_sum` is the sum of the group's start
-    offsets, which grows as records are settled; -1 means unknown. `running` consumers settle them.
-    `age_ms` is the age of the oldest record of the lag, -1 if it is unknown.
+    delay, a back-off or a limit of their tenant; `lag` contains neither. `start_offsets_sum` is the
+    sum of the group's start offsets, which grows as records are settled; -1 means unknown.
+    `running` consumers settle them. `age_ms` is the age of the oldest record of the lag, -1 if it
+    is unknown.
     """
 
     lag: int
