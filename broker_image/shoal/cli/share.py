@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,19 +14,26 @@ import typer
 
 from shoal.cli import dlq, groups, output, share_cancel, shoal_only
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import CommandError, command, make_app, warn
+from shoal.cli.session import USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say
-from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
+from shoal.client.admin.configs import (
+    AlterOperation,
+    ConfigChange,
+    ConfigResource,
+    ConfigResourceType,
+)
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, expect
 from shoal.client.net.cluster import TopicPartition
+from shoal.console import tenants
 from shoal.protocol.share import InFlightRecords, InFlightState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _PAUSED = "share.delivery.paused"
-_FAIRNESS_BY = "share.fairness.by"
+#: Records that `inspect` lists, and that it counts, by default: a broker knows as many.
+_SHOWN_MAX, _COUNTED_MAX = 1_000, 100_000
 #: Keys of records that are at most this number of offsets apart are read together.
 _NEAR = 1_000
 
@@ -82,8 +90,15 @@ async def inspect(
         ),
     ] = None,
     max_records: Annotated[
-        int, typer.Option("--max-records", "-n", min=1, help="Show at most this many records.")
-    ] = 1_000,
+        int | None,
+        typer.Option(
+            "--max-records",
+            "-n",
+            min=1,
+            help=f"Show at most this many records. Default: {_SHOWN_MAX}, or {_COUNTED_MAX} with"
+            " --by.",
+        ),
+    ] = None,
     by: Annotated[
         Grouping | None,
         typer.Option(
@@ -109,12 +124,15 @@ async def inspect(
     await groups.require_share_group(client, group)
     partitions = await groups.parse_partitions(client, [topic], "TOPIC")
     states = state or (_IN_FLIGHT if by is None else RecordStateName)
-    shown, more = await _list_records(client, group, partitions, frozenset(states), max_records)
-    if more:
-        warn(f"there are more records in flight. Show more with --max-records {2 * max_records}.")
+    limit = max_records or (_SHOWN_MAX if by is None else _COUNTED_MAX)
+    shown, more = await _list_records(client, group, partitions, frozenset(states), limit)
     if by is Grouping.TENANT:
+        if more:
+            warn(f"only the first {limit} records are counted. See --max-records.")
         await _print_tenants(client, group, topic, shown, format)
         return
+    if more:
+        warn(f"there are more records in flight. Show more with --max-records {2 * limit}.")
     record_keys = await _read_keys(client, [(w, o) for w, o, _ in shown]) if keys else {}
     rows = [_make_row(w, offset, entry, record_keys.get((w, offset))) for w, offset, entry in shown]
     columns = ["partition", "offset", "state", "deliveries", "time_left", "member", "key"]
@@ -137,19 +155,12 @@ async def _print_tenants(
     format: Format,
 ) -> None:
     """Print the numbers of records by tenant and state."""
-    resource = ConfigResource(ConfigResourceType.GROUP, group)
-    configs = expect(await client.admin.configs.describe([resource]))[resource]
-    fairness_by = configs[_FAIRNESS_BY].value or "none"
-    if fairness_by == "none":
-        raise CommandError(
-            f"group {group!r} does not tell tenants apart. Set {_FAIRNESS_BY} to key or to"
-            " header:NAME."
-        )
+    fairness_by = await _read_fairness(client, group)
     header = fairness_by.removeprefix("header:") if fairness_by != "key" else ""
-    tenants = await _read_keys(client, [(w, o) for w, o, _ in shown], header)
+    names = await _read_keys(client, [(w, o) for w, o, _ in shown], header)
     counts: dict[str, Counter[str]] = {}
     for where, offset, entry in shown:
-        name = output.to_text_or_hex(tenants.get((where, offset))) or ""
+        name = output.to_text_or_hex(names.get((where, offset))) or ""
         state = RecordStateName.from_in_flight(entry.state)
         counts.setdefault(name, Counter())[state] += 1
     found = [s for s in RecordStateName if any(s in of_tenant for of_tenant in counts.values())]
@@ -159,6 +170,19 @@ async def _print_tenants(
     ]
     empty = f"Group {group} has no such records in flight in {topic}."
     output.print_rows(format, rows, ["tenant", "records", *found], empty=empty)
+
+
+async def _read_fairness(client: Client, group: str) -> str:
+    """Return what names the tenants of a group. Raises `CommandError` if nothing does."""
+    resource = ConfigResource(ConfigResourceType.GROUP, group)
+    configs = expect(await client.admin.configs.describe([resource]))[resource]
+    fairness_by = configs[tenants.FAIRNESS_BY].value or "none"
+    if fairness_by == "none":
+        raise CommandError(
+            f"group {group!r} does not tell tenants apart. Set {tenants.FAIRNESS_BY} to key or to"
+            " header:NAME."
+        )
+    return fairness_by
 
 
 async def _list_records(
@@ -246,28 +270,46 @@ def _format_cells(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"deliveries": row["delivery_count"], "time_left": time_left}
 
 
+Tenant = Annotated[
+    str | None,
+    typer.Option(help="Only records of this tenant (share.fairness.by). Other tenants go on."),
+]
+
+
 @command(app, "pause")
-async def pause(client: Client, group: groups.Id) -> None:
-    """Stop delivery to a group. Members keep the records that they hold."""
-    await _set_paused(client, group, paused=True)
+async def pause(client: Client, group: groups.Id, tenant: Tenant = None) -> None:
+    """Stop delivery to a group, or of one tenant. Members keep the records that they hold."""
+    await _set_paused(client, group, tenant, paused=True)
+    again = f"shoal share resume {group}" + (f" --tenant {shlex.quote(tenant)}" if tenant else "")
     say(
-        f"Paused delivery to group {group}. Members may still settle and renew the records they"
-        " hold. Locks still expire. Records that are released or expire wait until"
-        f" `shoal share resume {group}`."
+        f"Paused {f'tenant {tenant} of' if tenant else 'delivery to'} group {group}. Members may"
+        " still settle and renew the records they hold. Locks still expire. Records that are"
+        f" released or expire wait until `{again}`."
     )
 
 
 @command(app, "resume")
-async def resume(client: Client, group: groups.Id) -> None:
-    """Resume delivery to a group."""
-    await _set_paused(client, group, paused=False)
-    say(f"Resumed delivery to group {group}.")
+async def resume(client: Client, group: groups.Id, tenant: Tenant = None) -> None:
+    """Resume delivery to a group, or of one tenant."""
+    await _set_paused(client, group, tenant, paused=False)
+    say(f"Resumed {f'tenant {tenant} of' if tenant else 'delivery to'} group {group}.")
 
 
-async def _set_paused(client: Client, group: str, *, paused: bool) -> None:
-    await shoal_only.require(client, f"group config {_PAUSED}")
+async def _set_paused(client: Client, group: str, tenant: str | None, *, paused: bool) -> None:
+    config = _PAUSED if tenant is None else tenants.PAUSED
+    if tenant is not None and not tenants.is_nameable(tenant):
+        raise CommandError(
+            f"--tenant cannot be {tenant!r}: a name in {config} has no comma and no blank at its"
+            " ends.",
+            USAGE,
+        )
+    await shoal_only.require(client, f"group config {config}")
     await groups.require_share_group(client, group)
-    change = ConfigChange(_PAUSED, str(paused).lower())
+    change = ConfigChange(config, str(paused).lower())
+    if tenant is not None:
+        await _read_fairness(client, group)
+        operation = AlterOperation.APPEND if paused else AlterOperation.SUBTRACT
+        change = ConfigChange(config, tenant, operation)
     expect(
         await client.admin.configs.alter(
             {ConfigResource(ConfigResourceType.GROUP, group): [change]}

@@ -12,6 +12,7 @@ from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, CommandError, warn
 from shoal.cli.terminal import say
 from shoal.client.client import Client
+from shoal.client.errors import ClientError
 from shoal.client.queues import cancellations
 from shoal.client.queues.cancellations import CancelReport, RecordMatch
 from shoal.protocol.share import CancelOutcome
@@ -129,8 +130,10 @@ async def cancel(
                 await cancellations.cancel_matching(
                     client, group, partition, match, report, dead_letter=dead_letter
                 )
-    except asyncio.CancelledError:
-        warn(f"stopped. {_format_counts(report)}")
+    except (asyncio.CancelledError, ClientError):
+        if report.total:
+            _print(format, group, topic, report)
+        warn("stopped. Run the command again to continue.")
         raise
     _print(format, group, topic, report)
 

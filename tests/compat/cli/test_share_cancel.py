@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,6 +74,20 @@ def test_thousands_of_records_take_several_requests_and_few_rows(queue: Queue) -
     )
     assert (said["cancelled"], said["in_flight"]) == (2_499, 1)
     assert [row["outcome"] for row in said["records"]] == ["in-flight", "cancelled"]
+    queue.client.run(session.close())
+
+
+def test_a_cancellation_that_fails_says_what_it_did_before(queue: Queue) -> None:
+    """The group does not know the third partition."""
+    queue.produce(range(3), partition=0, key=b"a")
+    session = hold(queue, 1)
+    Shoal(queue.bootstrap).run("topics", "alter", queue.topic, "--partitions", "3")
+    words = ("share", "cancel", queue.group, queue.topic, "--key", "a", "--format", "json")
+    failed = Shoal(queue.bootstrap).run(*words, status=1)
+    found = json.loads(failed.stdout)
+    assert (found["cancelled"], found["in_flight"]) == (2, 1)
+    assert [row["outcome"] for row in found["records"]] == ["in-flight", "cancelled", "cancelled"]
+    assert "has not begun to read" in failed.stderr
     queue.client.run(session.close())
 
 

@@ -259,6 +259,26 @@ def test_a_paused_group_gets_nothing_and_members_settle_what_they_hold(queue: In
     assert queue.acquire(member, 2) == [1, 2]
 
 
+def test_a_tenant_is_paused_and_resumed_and_others_stay_as_they_are(queue: Inspected) -> None:
+    shoal, group, member = queue.shoal, queue.group, queue.join()
+    assert "does not tell tenants apart" in shoal.refusal("share", "pause", group, "--tenant", "a")
+    queue.configure(**{"share.fairness.by": "key", "share.tenant.paused": "other"})
+    said = shoal.says("share", "pause", group, "--tenant", "a")
+    assert said.startswith(f"Paused tenant a of group {group}.")
+    queue.produce(range(2), key=b"a")
+    queue.produce(range(1), key=b"b")
+    assert queue.acquire(member, 1) == [2]
+    assert queue.states("--state", "behind-limit") == [(0, "behind-limit"), (1, "behind-limit")]
+    assert shoal.says("share", "resume", group, "--tenant", "a") == (
+        f"Resumed tenant a of group {group}.\n"
+    )
+    assert queue.acquire(member, 2) == [0, 1]
+    entries = shoal.json("configs", "describe", "group", group, "share.tenant.paused")
+    assert [entry["value"] for entry in entries] == ["other"]
+    refusal = shoal.refusal("share", "pause", group, "--tenant", "a,b", status=2)
+    assert "--tenant cannot be 'a,b'" in refusal
+
+
 @pytest.mark.java
 @pytest.mark.parametrize(
     ("words", "lacks"),
@@ -289,7 +309,8 @@ def test_tenants_show_their_records_and_what_waits_behind_a_limit(queue: Inspect
     )
     queue.produce(range(3), headers=(("customer", b"big"),))
     queue.produce(range(2), headers=(("customer", b"small"),))
-    assert queue.acquire(queue.join(), 2) == [0, 3]
+    member = queue.join()
+    assert queue.acquire(member, 2) == [0, 3]
     assert queue.states("--state", "behind-limit", "--state", "available") == [
         *((1, "behind-limit"), (2, "behind-limit"), (4, "available"))
     ]
@@ -298,6 +319,14 @@ def test_tenants_show_their_records_and_what_waits_behind_a_limit(queue: Inspect
         {"tenant": "big", "records": 3, "available": 0, "acquired": 1, "behind-limit": 2},
         {"tenant": "small", "records": 2, "available": 1, "acquired": 1, "behind-limit": 0},
     ]
+    queue.produce(range(1_000), headers=(("customer", b"big"),))
+    queue.produce(range(1), headers=(("customer", b"late"),))
+    assert queue.acquire(member, 1) == [1_005]
+    counts = {row["tenant"]: row["records"] for row in queue.inspect("--by", "tenant")}
+    assert counts == {"big": 1_003, "small": 2, "late": 1}
+    words = ("share", "inspect", queue.group, queue.topic, "--by", "tenant")
+    said = queue.shoal.run(*words, "--max-records", "4").stderr
+    assert "only the first 4 records are counted" in said
     queue.configure(**{"share.fairness.by": "none"})
     said = queue.shoal.refusal("share", "inspect", queue.group, queue.topic, "--by", "tenant")
     assert "does not tell tenants apart" in said
