@@ -241,6 +241,22 @@ def test_a_tick_whose_deadline_is_over_has_no_record(world: World) -> None:
     assert world.ticks() == {"02:00": 1}
 
 
+def test_ticks_of_a_changed_schedule_count_from_the_last_record_on(world: World) -> None:
+    """As for a CronJob: the latest of its new times is missed if it was after the last record."""
+    world.add(schedule="0 1 * * *")
+    world.run("01:00", "04:00")
+    world.change(schedule="0 3 * * *")
+    world.run("05:00")
+    assert world.ticks() == {"01:00": 1, "03:00": 1}
+    world.change(timeZone="America/Sao_Paulo")
+    world.run("05:30", "06:00")
+    assert world.ticks() == {"01:00": 1, "03:00": 1, "06:00": 1}
+    world.change(schedule="0 0 30 2 *")
+    world.run("07:00")
+    assert world.condition()["reason"] == "ScheduleNotValid"
+    assert "nextScheduleTime" not in world.status
+
+
 def test_a_suspended_schedule_has_no_records(world: World) -> None:
     world.add(suspend=True)
     assert world.run("01:10") is None

@@ -131,15 +131,15 @@ class QueueScheduleReconciler:
         if isinstance(cluster, Verdict):
             await self._statuses.write(resource, cluster)
             return RETRY_SECONDS if cluster.progressing else None
+        no_tick: QueueScheduleStatusPatch = {"nextScheduleTime": None}
         try:
             schedule = specs.parse_schedule(resource)
         except InvalidSchedule as error:
             verdict = Verdict.make_refused("ScheduleNotValid", f"spec.{error}")
-            await self._statuses.write(resource, verdict)
+            await self._statuses.write(resource, verdict, no_tick)
             return None
         if schedule.suspended:
             suspended = Verdict(False, "Paused", "spec.suspend is true.", paused=True)
-            no_tick: QueueScheduleStatusPatch = {"nextScheduleTime": None}
             await self._statuses.write(resource, suspended, no_tick)
             return None
         deduplicated = await self._check_window(schedule.topic)
