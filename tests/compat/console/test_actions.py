@@ -493,6 +493,17 @@ def test_cancel_the_records_of_a_key(shoal: Cluster) -> None:
         assert "1 cancelled" in (await page.confirm(plan)).words
         none = await page.preview("cancel", **chosen, by="id", value="a")
         assert f"{queue.topic} has no such records for group {queue.group}." in none.words
+        plan = await page.preview("cancel", **chosen, by="offsets", value="0:1-2,90")
+        assert f"3 records of {queue.topic} are cancelled" in plan.words
+        done = (await page.confirm(plan)).words
+        assert "1 cancelled, 1 done before, 1 not in the log" in done
+        for value, said in (
+            ("1-2", "must be PARTITION:OFFSETS, such as 0:3-7,9"),
+            ("0:x", "must be PARTITION:OFFSETS, such as 0:3-7,9"),
+            ("7:1", f"Group {queue.group} does not read partition 7 of {queue.topic}."),
+            ("0:0-100000", "or there are more than 100,000"),
+        ):
+            assert said in (await page.preview("cancel", **chosen, by="offsets", value=value)).words
 
     run(call, shoal)
     # The letter is written after the answer.

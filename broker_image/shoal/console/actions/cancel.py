@@ -36,19 +36,24 @@ if TYPE_CHECKING:
 
 #: Seconds in which the records of a plan must be found, and the records of one action.
 FIND_S, RECORDS_MAX = 30.0, 100_000
-ID, KEY, HEADER = "id", "key", "header"
-_WAYS = ((ID, f"an id (header {DEDUP_ID})"), (KEY, "a key"), (HEADER, "a header, NAME=VALUE"))
+ID, KEY, HEADER, OFFSETS = "id", "key", "header", "offsets"
+_WAYS = (
+    (ID, f"an id (header {DEDUP_ID})"),
+    (KEY, "a key"),
+    (HEADER, "a header, NAME=VALUE"),
+    (OFFSETS, "these offsets, PARTITION:3-7,9"),
+)
 #: What the result says of each outcome.
 _TEXTS = {
     CancelOutcome.CANCELLED: "cancelled",
     CancelOutcome.IN_FLIGHT: "marked while a consumer holds them",
     CancelOutcome.DONE: "done before",
-    CancelOutcome.NOT_FOUND: "no longer in the log",
+    CancelOutcome.NOT_FOUND: "not in the log",
 }
 
 
 class Cancel:
-    """Cancel the records of a topic with an id, a key or a header."""
+    """Cancel the records of a topic with an id, a key or a header, or at some offsets."""
 
     name, title = "cancel", "Cancel records"
 
@@ -82,8 +87,10 @@ class Cancel:
     async def plan(self, context: ActionContext, form: FormData) -> ActionPlan:
         group = (await groups.find_share_group(context.client, form)).group_id
         topic = form.require("topic", "The topic")
-        match = _parse_match(form)
-        found = await _find(context, group, topic, match)
+        if form.get("by") == OFFSETS:
+            found = await _parse_offsets(context, group, topic, form)
+        else:
+            found = await _find(context, group, topic, _parse_match(form))
         count = sum(len(offsets) for offsets in found.values())
         if not count:
             raise ActionError(f"{topic} has no such records for group {group}.")
@@ -127,6 +134,30 @@ def _parse_match(form: FormData) -> RecordMatch:
     if way != HEADER or not name or not sign:
         raise ActionError(f"A header must be NAME=VALUE, not {value!r:.60}.")
     return RecordMatch(header=(name, text.encode(errors="replace")), before_ms=before_ms)
+
+
+async def _parse_offsets(
+    context: ActionContext, group: str, topic: str, form: FormData
+) -> dict[TopicPartition, OffsetSet]:
+    """Return the offsets of a form. Raises `ActionError`."""
+    value = form.require("value", "The offsets")
+    if form.get("before").strip():
+        raise ActionError(
+            "Offsets are cancelled whenever they were produced. Leave the time empty."
+        )
+    index, _, text = value.partition(":")
+    try:
+        place, offsets = TopicPartition(topic, int(index)), OffsetSet.parse(text)
+        count = len(offsets)
+    except (ValueError, OverflowError):
+        count = 0
+    if not count:
+        raise ActionError(f"Offsets must be PARTITION:OFFSETS, such as 0:3-7,9, not {value!r:.60}.")
+    if place not in {one.partition for one in await groups.find_positions(context.client, group)}:
+        raise ActionError(f"Group {group} does not read partition {place.partition} of {topic}.")
+    if count > RECORDS_MAX:
+        raise ActionError(_say_too_large(group, topic))
+    return {place: offsets}
 
 
 async def _find(
