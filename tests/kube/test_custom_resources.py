@@ -172,8 +172,10 @@ SCHEDULES: list[tuple[Case, str]] = [
     (queue_schedule(payload={}), "name one source"),
     (queue_schedule(payload={"inline": "", "configMapKeyRef": SOURCE}), "name one source"),
     (queue_schedule(concurrencyPolicy="Forbid", shareGroup="workers"), ""),
-    (queue_schedule(concurrencyPolicy="Forbid"), "Forbid needs shareGroup"),
-    (queue_schedule(concurrencyPolicy="Replace", shareGroup="workers"), "Replace"),
+    (queue_schedule(concurrencyPolicy="Forbid"), "Forbid and Replace need shareGroup"),
+    (queue_schedule(concurrencyPolicy="Replace", shareGroup="workers"), ""),
+    (queue_schedule(concurrencyPolicy="Replace"), "Forbid and Replace need shareGroup"),
+    (queue_schedule(concurrencyPolicy="Never", shareGroup="workers"), "Never"),
     (queue_schedule(schedule="@daily"), "schedule"),
     ((queue_schedule(), queue_schedule(cluster="other")), "cannot move to another cluster"),
 ]

@@ -426,6 +426,35 @@ def test_forbid_waits_for_the_share_group(world: World) -> None:
     assert world.ticks().total() == 3
 
 
+def test_replace_cancels_the_record_before(world: World) -> None:
+    """It waits for a group that has not begun to read: nothing can be cancelled for it."""
+    world.add(concurrencyPolicy="Replace", shareGroup=world.name)
+    assert errors(world.resource) == []
+    world.run("01:00", "02:00")
+    assert world.ticks() == {"01:00": 1}
+    assert world.condition()["reason"] == "PreviousUnfinished"
+    assert "has not begun to read" in world.condition()["message"]
+
+    async def begin() -> None:
+        async with Client(world.bootstrap) as client:
+            starts = {TopicPartition(world.name, index): 0 for index in range(2)}
+            expect(await client.admin.share_groups.alter_offsets(world.name, starts))
+
+    async def count_lag() -> int:
+        async with Client(world.bootstrap) as client:
+            found = expect(await client.admin.share_groups.offsets([world.name]))[world.name]
+            return sum(position.lag for position in expect(found).values())
+
+    asyncio.run(begin())
+    world.run("02:00:30", "03:00")
+    assert world.ticks() == {"01:00": 1, "02:00": 1, "03:00": 1}
+    assert world.condition()["status"] == "True"
+    assert asyncio.run(count_lag()) == 1, "the first two are cancelled"
+    asyncio.run(complete(world.bootstrap, world.name, world.name, 1))
+    world.run("04:00")
+    assert asyncio.run(count_lag()) == 1, "a complete one is none to cancel"
+
+
 @pytest.mark.parametrize(
     ("spec", "cluster", "reason", "words"),
     [

@@ -167,6 +167,30 @@ def test_forbid_waits_for_the_share_group(
     assert ticks == [b"2026-07-01T01:00:00Z", b"2026-07-01T02:00:00Z"]
 
 
+def test_replace_cancels_the_record_before_that_a_member_holds(running: Running) -> None:
+    group = f"g-{running.topic}"
+    again: list[bytes | None] = []
+
+    async def pass_two_ticks(client: Client) -> None:
+        resource = queue_settings.make_group(group)
+        await queue_settings.set_configs(client.admin, resource, {queue_settings.RESET: "earliest"})
+        async with await client.share_consumer(group, [running.topic]) as consumer:
+            running.now = START.replace(hour=1, minute=0, second=0)
+            while not (acquired := await consumer.poll()):
+                pass
+            running.now = START.replace(hour=2, minute=0, second=0)
+            await running.wait_for(client, 2)
+            consumer.release(*acquired)
+            await consumer.commit()
+            while not (acquired := await consumer.poll()):
+                pass
+            again.extend(dict(record.headers)["shoal.scheduled.time"] for record in acquired)
+
+    schedule = make_schedule("s", running.topic, concurrencyPolicy="Replace", shareGroup=group)
+    running.run([schedule], pass_two_ticks)
+    assert again == [b"2026-07-01T02:00:00Z"]
+
+
 @pytest.mark.parametrize(
     ("text", "status", "words"),
     [
@@ -176,8 +200,9 @@ def test_forbid_waits_for_the_share_group(
         ({"schedule": "0 3 * *"}, 2, "QueueSchedule 's': spec.schedule is '0 3 * *'"),
         ({"timeZone": "Mars/Olympus"}, 2, "spec.timeZone is 'Mars/Olympus'"),
         ({"topic": None}, 2, "lacks a field"),
-        ({"concurrencyPolicy": "Replace"}, 2, "concurrencyPolicy is 'Replace'"),
+        ({"concurrencyPolicy": "Never"}, 2, "concurrencyPolicy is 'Never'"),
         ({"concurrencyPolicy": "Forbid"}, 2, "shareGroup names no share group"),
+        ({"concurrencyPolicy": "Replace"}, 2, "shareGroup names no share group"),
         (
             {"payload": {"secretKeyRef": {"name": "a", "key": "b"}}},
             2,

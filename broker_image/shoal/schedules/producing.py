@@ -1,4 +1,5 @@
-"""Produces the records of schedules, and finds out whether a share group has completed one.
+"""Produces the records of schedules, finds out whether a share group has completed one, and cancels
+it.
 
 The id of a tick is in the record's header, and decides the partition of a record without a key. A
 topic that deduplicates answers a second record of a tick with the offset of the first one, as long
@@ -82,6 +83,18 @@ async def is_unfinished(client: Client, group: str, partition: TopicPartition, o
     # The records of the lag that are not in flight are unread, and the last ones of the log. The
     # lag was read before, so it has at least as many.
     return offset >= ends.offset - (position.lag - in_flight)
+
+
+async def cancel(client: Client, group: str, partition: TopicPartition, offset: int) -> bool:
+    """Cancel the record at this offset for a share group. Return False if the group has not begun
+    to read, so that nothing can be cancelled for it. Raises `ClientError`."""
+    asked = {partition: [(offset, offset)]}
+    answer = (await client.admin.share_groups.cancel(group, asked))[partition]
+    if isinstance(answer, KafkaError):
+        if answer.code is ErrorCode.invalid_request:
+            return False
+        raise answer
+    return True
 
 
 async def _count_in_flight(

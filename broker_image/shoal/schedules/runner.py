@@ -119,21 +119,17 @@ class ScheduleRunner:
         """Produce the record of a tick; return where it is, None if it has to wait."""
         schedule = one.schedule
         try:
-            if schedule.forbidding_group and last is not None:
-                partition = TopicPartition(last.topic, last.partition)
-                if await producing.is_unfinished(
-                    self._client, schedule.forbidding_group, partition, last.offset
-                ):
-                    log.info(
-                        "schedule %s: the tick %s waits, as group %s has not completed offset %d"
-                        " of %s",
-                        schedule.name,
-                        format_tick(tick),
-                        schedule.forbidding_group,
-                        last.offset,
-                        partition,
-                    )
-                    return None
+            if last is not None and await self._must_wait(schedule, last):
+                log.info(
+                    "schedule %s: the tick %s waits, as group %s has not %s offset %d of %s",
+                    schedule.name,
+                    format_tick(tick),
+                    schedule.share_group,
+                    "begun to read" if schedule.replaces else "completed",
+                    last.offset,
+                    TopicPartition(last.topic, last.partition),
+                )
+                return None
             payload = one.make_payload(tick)
             stored = await producing.produce(self._client, schedule, tick, payload)
         except ClientError as error:
@@ -149,3 +145,15 @@ class ScheduleRunner:
             return None
         self._on_produced(schedule, tick, stored)
         return stored
+
+    async def _must_wait(self, schedule: Schedule, last: RecordMetadata) -> bool:
+        """Return whether the record before lets the next one wait. Cancel it if that replaces it.
+        Raises `ClientError`."""
+        group, partition = schedule.share_group, TopicPartition(last.topic, last.partition)
+        if not group:
+            return False
+        if not await producing.is_unfinished(self._client, group, partition, last.offset):
+            return False
+        return not schedule.replaces or not await producing.cancel(
+            self._client, group, partition, last.offset
+        )

@@ -26,7 +26,7 @@ DEADLINE_S_MAX, JITTER_S_MAX = 31_536_000, 86_400
 _make_cron = lru_cache(20_000)(Cron)
 #: The header with the tick of a record, as RFC 3339 in UTC.
 SCHEDULED_TIME = "shoal.scheduled.time"
-_ALLOW, _FORBID = "Allow", "Forbid"
+_ALLOW, _FORBID, _REPLACE = "Allow", "Forbid", "Replace"
 #: Fields of `spec.payload` that name another object, with the kinds of the objects.
 _REFERENCES = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
 
@@ -47,8 +47,9 @@ class PayloadMissing(ValueError):
 class Schedule:
     """One schedule. `uid` identifies it in the ids of its records, and `name` in messages.
 
-    `forbidding_group` is the share group that has to complete a record before the next one is
-    produced; empty if records are produced in any case (`concurrencyPolicy: Allow`).
+    `share_group` is the share group that has to complete a record before the next one is produced
+    or, if that `replaces` it, for which it is cancelled then; empty if records are produced in any
+    case (`concurrencyPolicy: Allow`).
     """
 
     uid: str
@@ -58,7 +59,8 @@ class Schedule:
     key: bytes | None = None
     headers: Mapping[str, bytes] = field(default_factory=dict)
     suspended: bool = False
-    forbidding_group: str = ""
+    share_group: str = ""
+    replaces: bool = False
 
     def build_id(self, tick: datetime.datetime) -> str:
         """Return the id of the record of a tick: the same one in every process."""
@@ -82,12 +84,14 @@ def parse_schedule(resource: Mapping[str, Any]) -> Schedule:
     name = str(meta["name"])
     uid = str(meta.get("uid") or f"{meta.get('namespace', 'default')}/{name}")
     policy = spec.get("concurrencyPolicy", _ALLOW)
-    if policy not in (_ALLOW, _FORBID):
-        raise InvalidSchedule(f"concurrencyPolicy is {policy!r}. Write {_ALLOW} or {_FORBID}.")
-    if policy == _FORBID and not spec.get("shareGroup"):
+    if policy not in (_ALLOW, _FORBID, _REPLACE):
         raise InvalidSchedule(
-            "concurrencyPolicy is Forbid, and shareGroup names no share group. Name the group that "
-            "has to complete a record before the next one is produced."
+            f"concurrencyPolicy is {policy!r}. Write {_ALLOW}, {_FORBID} or {_REPLACE}."
+        )
+    if policy != _ALLOW and not spec.get("shareGroup"):
+        raise InvalidSchedule(
+            f"concurrencyPolicy is {policy}, and shareGroup names no share group. Name the group "
+            "that completes the records."
         )
     deadline_s = _read_seconds(spec, "startingDeadlineSeconds", DEADLINE_S_MAX)
     rules = TickRules(
@@ -104,7 +108,8 @@ def parse_schedule(resource: Mapping[str, Any]) -> Schedule:
         key=spec["key"].encode() if "key" in spec else None,
         headers={h["name"]: h["value"].encode() for h in spec.get("headers", [])},
         suspended=bool(spec.get("suspend")),
-        forbidding_group=spec["shareGroup"] if policy == _FORBID else "",
+        share_group=spec["shareGroup"] if policy != _ALLOW else "",
+        replaces=policy == _REPLACE,
     )
 
 

@@ -36,6 +36,13 @@ class ScheduleCalls:
         partition = TopicPartition(record["topic"], record["partition"])
         return await producing.is_unfinished(self._client, group, partition, record["offset"])
 
+    async def cancel(self, group: str, record: Mapping[str, Any], user: Client | None) -> bool:
+        """Cancel a record of `status.lastRecord` for a share group, as `user` if that is not None.
+        Return False if the group has not begun to read. Raises `ClientError`."""
+        self._count("AlterShareGroupOffsets")
+        partition = TopicPartition(record["topic"], record["partition"])
+        return await producing.cancel(user or self._client, group, partition, record["offset"])
+
     async def produce(
         self,
         schedule: Schedule,

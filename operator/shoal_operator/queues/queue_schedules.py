@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     from shoal_operator.kube.kube import KubeClient
     from shoal_operator.kube.store import Store
     from shoal_operator.model.queue_cluster import QueueCluster
-    from shoal_operator.model.resources.queue_schedule import QueueScheduleStatusPatch
+    from shoal_operator.model.resources.queue_schedule import (
+        QueueScheduleStatusLastRecord,
+        QueueScheduleStatusPatch,
+    )
 
 RETRY_SECONDS = 10.0
 #: Until the watch has brought the version that somebody else has written.
@@ -221,9 +224,9 @@ class QueueScheduleReconciler:
         next try, or None. Raises `ClientError`, `KubeError` and `PayloadMissing`."""
         if self._produced.get(schedule.uid, (None,))[0] == tick:
             return None
-        waiting = await self._find_unfinished(resource, schedule, tick)
-        if waiting is not None:
-            return waiting
+        unfinished = await self._find_unfinished(resource, schedule)
+        if unfinished is not None and not schedule.replaces:
+            return await self._report_waiting(resource, schedule, tick, "completed")
         payload = await self._read_payload(resource)
         user = acting_users.connect(
             self._store, cluster, resource["spec"].get("user", ""), "producer"
@@ -233,6 +236,10 @@ class QueueScheduleReconciler:
         try:
             if not await self._claim(resource, tick):
                 return CONFLICT_SECONDS
+            if unfinished is not None and not await self._brokers.schedules.cancel(
+                schedule.share_group, unfinished, user
+            ):
+                return await self._report_waiting(resource, schedule, tick, "begun to read")
             stored = await self._brokers.schedules.produce(schedule, tick, payload, user)
         finally:
             if user is not None:
@@ -241,17 +248,23 @@ class QueueScheduleReconciler:
         return None
 
     async def _find_unfinished(
-        self, resource: QueueSchedule, schedule: Schedule, tick: datetime.datetime
-    ) -> Verdict | None:
-        """Return why the tick waits for the record before, None if it does not."""
-        group, record = schedule.forbidding_group, resource["status"].get("lastRecord")
+        self, resource: QueueSchedule, schedule: Schedule
+    ) -> QueueScheduleStatusLastRecord | None:
+        """Return the record before if the share group has still to complete it."""
+        group, record = schedule.share_group, resource["status"].get("lastRecord")
         if not group or not record:
             return None
-        if not await self._brokers.schedules.is_unfinished(group, record):
-            return None
+        return record if await self._brokers.schedules.is_unfinished(group, record) else None
+
+    async def _report_waiting(
+        self, resource: QueueSchedule, schedule: Schedule, tick: datetime.datetime, lacks: str
+    ) -> Verdict:
+        """Record that a tick waits for what the share group has not done with the record before,
+        and return the verdict."""
+        record = resource["status"]["lastRecord"]
         text = (
-            f"The tick {format_tick(tick)} waits: share group {group!r} has not completed the "
-            f"record of the tick before, at offset {record['offset']} of "
+            f"The tick {format_tick(tick)} waits: share group {schedule.share_group!r} has not "
+            f"{lacks} the record of the tick before, at offset {record['offset']} of "
             f"{record['topic']}-{record['partition']}."
         )
         await self._record(resource, "JobAlreadyActive", text, tick)

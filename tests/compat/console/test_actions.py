@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from aiohttp import ClientSession, CookieJar, encode_basic_auth
 from commands import SHOAL
-from conditions import eventually
 from console_letters import Letters
 from consoles import Console, Opened, another_browser, console
 from kafkas import KafkaProcess
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
     from secured_clusters import Secured
-    from shoal.client.share.member import ShareSession
 
 ACTING = ConsoleAccess(allow_actions=True)
 HOLD = {
@@ -472,52 +470,6 @@ def test_skip_a_held_key(shoal: Cluster) -> None:
         assert not any(p.key_holder_offsets for p in queue.positions().values())
 
     run(call, shoal)
-
-
-def test_cancel_the_records_of_a_key(shoal: Cluster) -> None:
-    queue = Letters(shoal)
-    queue.produce([0, 1], key=b"a")
-    queue.produce([2], key=b"b")
-    queue.produce(["3"], headers=(("tenant", b"acme"),))
-    session = shoal.client.run(_hold_one(queue))
-
-    async def call(page: Console) -> None:
-        found = await page.get("/group", id=queue.group)
-        assert "Cancel records" in found.words
-        chosen = {"group": queue.group, "topic": queue.topic}
-        plan = await page.preview("cancel", **chosen, by="key", value="a")
-        assert f"2 records of {queue.topic} are cancelled for group {queue.group}." in plan.words
-        done = (await page.confirm(plan)).words
-        assert "1 cancelled, 1 marked while a consumer holds them" in done
-        plan = await page.preview("cancel", **chosen, by="header", value="tenant=acme", letters="1")
-        assert "1 cancelled" in (await page.confirm(plan)).words
-        none = await page.preview("cancel", **chosen, by="id", value="a")
-        assert f"{queue.topic} has no such records for group {queue.group}." in none.words
-        plan = await page.preview("cancel", **chosen, by="offsets", value="0:1-2,90")
-        assert f"3 records of {queue.topic} are cancelled" in plan.words
-        done = (await page.confirm(plan)).words
-        assert "1 cancelled, 1 done before, 1 not in the log" in done
-        for value, said in (
-            ("1-2", "must be PARTITION:OFFSETS, such as 0:3-7,9"),
-            ("0:x", "must be PARTITION:OFFSETS, such as 0:3-7,9"),
-            ("7:1", f"Group {queue.group} does not read partition 7 of {queue.topic}."),
-            ("0:0-100000", "or there are more than 100,000"),
-        ):
-            assert said in (await page.preview("cancel", **chosen, by="offsets", value=value)).words
-
-    run(call, shoal)
-    # The letter is written after the answer.
-    eventually(lambda: shoal.client.run(queue.written()) == 1, what="a dead letter")
-    shoal.client.run(session.close())
-
-
-async def _hold_one(queue: Letters) -> ShareSession:
-    """Return a member that holds the first record."""
-    session = await queue.client.client.share(queue.group, [queue.topic])
-    async with asyncio.timeout(120):
-        while not (await session.acquire(max_records=1, mode=AcquireMode.RECORD_LIMIT)).count:
-            pass
-    return session
 
 
 async def _reject_first_of_each_key(queue: Letters) -> None:
