@@ -2,12 +2,16 @@
 
 The twin has the same rules in their plainest form: the next record is that of the tenant with the
 least level (records at members by weight), then the least tag (used time), then the most urgent
-record. It keeps no heaps, finds each number anew, and forgets no tenant.
+record. Tenants that are paused, or at a limit in flight or of a rate, are left out. It keeps no
+heaps, finds each number anew, and forgets no tenant.
 """
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from example_counts import scale_examples
 from hypothesis import settings
@@ -18,9 +22,22 @@ from shoal.coordinator.share.settings import SelectionPolicy
 from shoal.coordinator.share.tenant_limits import TenantLedger
 from shoal.coordinator.share.tenants import TenantPolicy
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 NAMES = st.sampled_from([b"", b"a", b"b", b"c", b"d"])
 WEIGHTS = {b"a": 2.0, b"b": 0.5}
 AGEING_MS = 40
+#: A token of a rate takes 4 or 32 ms, so that no sum is rounded.
+POLICIES = [
+    TenantPolicy(weights=WEIGHTS),
+    TenantPolicy(weights=WEIGHTS, max_in_flight=2, max_in_flight_of={b"a": 1, b"b": 0}),
+    TenantPolicy(weights=WEIGHTS, max_per_second=250.0, burst=2, max_per_second_of={b"c": 0}),
+    TenantPolicy(weights=WEIGHTS, max_per_second_of={b"a": 31.25, b"": 250.0}, max_in_flight=3),
+    TenantPolicy(weights=WEIGHTS, max_in_flight=3, paused=frozenset({b"a", b"d"})),
+]
+#: Half of the time there are no limits, so that the first one finds records at members.
+LIMITS = st.one_of(st.just(POLICIES[0]), st.sampled_from(POLICIES))
 
 
 @dataclass
@@ -33,18 +50,62 @@ class Twin:
     since_ms: int | None = None
 
 
+class Bucket:
+    """The tokens of a tenant's rate; `per_ms` is 0 without one."""
+
+    def __init__(self) -> None:
+        self.per_ms = self.burst = self.tokens = 0.0
+        self.filled_ms = 0
+
+    def fill(self, now_ms: int) -> None:
+        added = (now_ms - self.filled_ms) * self.per_ms
+        self.tokens, self.filled_ms = min(self.tokens + added, self.burst), now_ms
+
+    def configure(self, per_second: float, burst: float, now_ms: int) -> None:
+        """Follow another rate. A first one begins with a full bucket."""
+        self.fill(now_ms)
+        more = max(0.0, burst - self.burst)
+        self.tokens = min(self.tokens + more, burst) if self.per_ms else burst
+        self.per_ms, self.burst = per_second / 1000, burst
+
+
 class FairQueueMachine(RuleBasedStateMachine):
-    @initialize(ranked=st.booleans())
-    def begin(self, ranked: bool) -> None:
+    @initialize(ranked=st.booleans(), limits=LIMITS)
+    def begin(self, ranked: bool, limits: TenantPolicy) -> None:
         header = "p" if ranked else ""
         policy = SelectionPolicy(
             fairness_by="key", priority_header=header, priority_ageing_ms=AGEING_MS
         )
-        self.queue = FairQueue(policy, TenantPolicy(weights=WEIGHTS), TenantLedger())
+        self.ledger = TenantLedger()
+        self.queue = FairQueue(policy, TenantPolicy(weights=WEIGHTS), self.ledger)
         self.ranked, self.now_ms, self.end_offset = ranked, 1000, 0
+        self.buckets = {name: Bucket() for name in (b"", b"a", b"b", b"c", b"d")}
+        self.limits_change(limits)
         self.records: dict[int, Twin] = {}
         self.tags: dict[bytes, float] = {}
         self.virtual_ms, self.followed_ms = 0.0, 0
+
+    @rule(limits=LIMITS)
+    def limits_change(self, limits: TenantPolicy) -> None:
+        self.limits = limits
+        for name, bucket in self.buckets.items():
+            per_second = limits.max_per_second_of.get(name, limits.max_per_second)
+            bucket.configure(per_second, max(1.0, limits.burst or per_second), self.now_ms)
+        self.ledger.configure(limits, 1, 1, self.now_ms)
+        self.queue.configure(limits)
+
+    def count_room(self, name: bytes, now_ms: int) -> int:
+        """Return how many records a tenant may get."""
+        if name in self.limits.paused:
+            return 0
+        limit = self.limits.max_in_flight_of.get(name, self.limits.max_in_flight)
+        held = sum(r.name == name and r.since_ms is not None for r in self.records.values())
+        room = max(0, int(limit) - held) if limit else len(self.records)
+        bucket = self.buckets[name]
+        if bucket.per_ms:
+            bucket.fill(now_ms)
+            room = min(room, int(bucket.tokens))
+        return room
 
     def weight(self, name: bytes) -> float:
         return WEIGHTS.get(name, 1.0)
@@ -88,13 +149,18 @@ class FairQueueMachine(RuleBasedStateMachine):
     def held(self) -> list[int]:
         return [o for o, r in self.records.items() if r.since_ms is not None]
 
-    @rule(name=NAMES, priority=st.integers(0, 9), ready=st.sampled_from([True, True, False]))
-    def a_record_comes(self, name: bytes, priority: int, ready: bool) -> None:
-        offset, self.end_offset = self.end_offset, self.end_offset + 1
-        self.queue.add(offset, priority, name)
-        self.records[offset] = Twin(name, priority if self.ranked else 0, None)
-        if ready:
-            self.make_ready(offset)
+    @rule(
+        name=NAMES,
+        priorities=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+        ready=st.sampled_from([True, True, False]),
+    )
+    def records_come(self, name: bytes, priorities: list[int], ready: bool) -> None:
+        for priority in priorities:
+            offset, self.end_offset = self.end_offset, self.end_offset + 1
+            self.queue.add(offset, priority, name)
+            self.records[offset] = Twin(name, priority if self.ranked else 0, None)
+            if ready:
+                self.make_ready(offset)
 
     @rule(pick=st.integers(0, 1000))
     def a_delay_ends(self, pick: int) -> None:
@@ -110,17 +176,33 @@ class FairQueueMachine(RuleBasedStateMachine):
             self.check_next()
 
     def check_next(self) -> None:
-        ready = [o for o, r in self.records.items() if r.ready_ms is not None]
+        available = Counter(r.name for r in self.records.values() if r.ready_ms is not None)
+        rooms = {name: self.count_room(name, self.now_ms) for name in available}
+        behind = sum(max(0, count - rooms[name]) for name, count in available.items())
+        assert self.queue.behind_limits == behind
+        assert self.queue.count_behind_limits([self.now_ms]) == [behind]
+        ready = [o for o, r in self.records.items() if r.ready_ms is not None and rooms[r.name]]
         assert self.queue.has_ready == bool(ready)
         expected = min(ready, key=self.find_order, default=None)
         assert self.queue.pop() == expected
         if expected is None:
+            self.check_next_time(available)
             return
         self.queue.take(expected, self.now_ms)
         record = self.records[expected]
+        self.buckets[record.name].tokens -= 1
         record.ready_ms, record.since_ms = None, self.now_ms
         self.tags[record.name] += RECORD_COST_MS / self.weight(record.name)
         self.virtual_ms = max(self.virtual_ms, self.tags[record.name])
+
+    def check_next_time(self, available: Iterable[bytes]) -> None:
+        """Check that somebody wakes the queue when a rate allows another record."""
+        buckets = copy.deepcopy(self.buckets)
+        later = [self.now_ms + ms for ms in range(1, 33)]
+        free_ms = [t for t in later if any(self.count_room(name, t) for name in available)]
+        self.buckets = buckets
+        next_ms = self.queue.next_free_ms
+        assert not free_ms or (next_ms is not None and next_ms <= free_ms[0])
 
     def find_order(self, offset: int) -> tuple[float, float, tuple[int, int]]:
         name = self.records[offset].name
