@@ -155,6 +155,9 @@ def divide_parts(depth: int | None, numbers: ShareNumbers | None) -> list[QueueP
         QueuePart("holds", "Holds its key", numbers.keys_held, "dead-lettered, and blocks its key"),
         QueuePart("archiving", "Letter pending", numbers.archiving, "waits for its dead letter"),
     ]
+    if numbers.behind_limits:
+        meaning = "waits behind its tenant's limit"
+        other_parts.append(QueuePart("limited", "Behind limits", numbers.behind_limits, meaning))
     available = max(0, depth - sum(part.records for part in other_parts))
     return [QueuePart("available", "Available", available, "can be acquired now"), *other_parts]
 
@@ -290,6 +293,15 @@ def _find_queue_causes(
     causes = []
     if queue.numbers is not None and delays.is_only_delayed(queue.depth, queue.numbers):
         causes.append(QueueCause(f"{queue.topic}: {delays.describe(queue.numbers, sample.at_ms)}"))
+    parts = {part.name: part.records for part in queue.parts}
+    if parts.get("limited") and not parts["available"]:
+        limited = figures.format_plural(parts["limited"], "record")
+        text = (
+            f"{limited} of {queue.topic} {'waits' if parts['limited'] == 1 else 'wait'} behind"
+            " limits of their tenants, and no other record waits. `shoal share inspect"
+            f" {shlex.quote(group)} {queue.topic} --by tenant` counts them."
+        )
+        causes.append(QueueCause(text))
     if _KEYS_HELD.words in words and queue.numbers is not None:
         quoted, waiting = shlex.quote(group), queue.numbers.held_by_key
         dead_letters = shlex.quote(sample.letter_topics.get(group, "TOPIC"))

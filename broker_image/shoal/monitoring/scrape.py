@@ -47,6 +47,7 @@ _COUNTS = {
     "shoal_share_partition_archiving_records": "archiving",
     "shoal_share_partition_held_by_key_records": "held_by_key",
     "shoal_share_partition_delayed_records": "delayed",
+    "shoal_share_partition_behind_limit_records": "behind_limits",
     "shoal_share_partition_keys_held_by_dead_letters": "keys_held",
     "shoal_share_group_dead_letters_total": "dead_lettered",
     "shoal_share_group_redriven_total": "redriven",
@@ -78,6 +79,7 @@ class ShareNumbers:
     archiving: int = 0
     held_by_key: int = 0
     delayed: int = 0
+    behind_limits: int = 0
     keys_held: int = 0
     dead_lettered: int = 0
     redriven: int = 0
@@ -89,8 +91,10 @@ class ShareNumbers:
 
     @property
     def waiting(self) -> int:
-        """Records that a key, a delay, a back-off or an unwritten dead letter holds back."""
-        return self.backing_off + self.archiving + self.held_by_key + self.delayed
+        """Records that a key, a delay, a back-off, a limit of their tenant or an unwritten dead
+        letter holds back."""
+        held = self.held_by_key + self.delayed + self.behind_limits
+        return self.backing_off + self.archiving + held
 
     def note(self, sample: Sample) -> None:
         """Add one sample of the group."""

@@ -104,6 +104,18 @@ def test_numbers_of_a_queue() -> None:
     }
 
 
+def test_records_behind_limits_of_tenants_are_not_available() -> None:
+    taken = sample(numbers=ShareNumbers(in_flight=2, behind_limits=8))
+    (queue,) = make_queues(taken, QueueHistory())
+    found = {part.name: part.records for part in queue.parts if part.records}
+    assert found == {"in-flight": 2, "limited": 8}
+    assert sentences(taken) == [
+        "8 records of t wait behind limits of their tenants, and no other record waits."
+        " `shoal share inspect g t --by tenant` counts them."
+    ]
+    assert not sentences(sample(numbers=ShareNumbers(in_flight=2, behind_limits=7)))
+
+
 def test_a_lag_older_than_the_metrics_leaves_no_negative_part() -> None:
     (queue,) = make_queues(sample(lag=1, numbers=ShareNumbers(in_flight=5)), QueueHistory())
     assert queue.parts[0].records == 0
@@ -157,6 +169,7 @@ def test_the_worst_state_is_shown() -> None:
         (ShareNumbers(in_flight=10), NO_PROGRESS_S, "No progress"),
         (ShareNumbers(delayed=10), NO_PROGRESS_S, "Delayed"),
         (ShareNumbers(held_by_key=10), NO_PROGRESS_S, "Waiting"),
+        (ShareNumbers(behind_limits=10), NO_PROGRESS_S, "Waiting"),
     ],
 )
 def test_no_progress(numbers: ShareNumbers | None, seconds: float, wanted: str) -> None:
