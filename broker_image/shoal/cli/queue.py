@@ -92,6 +92,13 @@ async def create(
     priorities: Annotated[
         bool, typer.Option("--priorities", help="Deliver jobs by their header priority, 9 first.")
     ] = False,
+    fair_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="key|header:NAME",
+            help="Share the workers among tenants, whom the key or this header of a job names.",
+        ),
+    ] = None,
     partitions: Annotated[
         int,
         typer.Option(
@@ -116,9 +123,8 @@ async def create(
     letters = None
     if dead_letters:
         letters = await queue_creation.find_dead_letter_topic(client.admin, queue)
-    settings = QueueSettings(
-        retries, _parse_backoff(backoff), letters, order, _parse_delay(delays), priorities
-    )
+    waits, delay_ms = _parse_backoff(backoff), _parse_delay(delays)
+    settings = QueueSettings(retries, waits, letters, order, delay_ms, priorities, fair_by)
     new = NewQueue(queue, group or queue, settings, partitions, replication_factor)
     plan = await queue_creation.make_plan(client.admin, new)
     if plan.differences:

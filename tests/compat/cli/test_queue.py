@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 FULL = (
     *("--retries", "5", "--backoff", "1s..5m", "--dead-letters", "--order", "key"),
-    *("--delays", "2d", "--priorities"),
+    *("--delays", "2d", "--priorities", "--fair-by", "header:customer"),
 )
 CONFIGS = {
     "errors.deadletterqueue.copy.record.enable": "true",
     "share.auto.offset.reset": "earliest",
     "share.delay.max.ms": "172800000",
     "share.delivery.count.limit": "6",
+    "share.fairness.by": "header:customer",
     "share.ordering": "key",
     "share.priority.header": "priority",
     "share.redelivery.backoff.max.ms": "300000",

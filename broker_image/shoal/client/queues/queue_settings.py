@@ -31,6 +31,7 @@ BACKOFF_MAX = "share.redelivery.backoff.max.ms"
 ORDERING = "share.ordering"
 DELAY_MAX_MS = "share.delay.max.ms"
 PRIORITY_HEADER = "share.priority.header"
+FAIRNESS_BY = "share.fairness.by"
 DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
 COPY_RECORDS = "errors.deadletterqueue.copy.record.enable"
 #: The config of topics that may hold dead letters.
@@ -48,7 +49,8 @@ class QueueSettings(NamedTuple):
     """What a queue is asked to do; None leaves it to the group.
 
     `retries` are deliveries after the first one. `backoff_ms` is the first and the longest wait.
-    `delay_max_ms` is the longest delay that a job may ask for.
+    `delay_max_ms` is the longest delay that a job may ask for. `fairness_by` names the tenant of a
+    record: `key`, or `header:NAME`.
     """
 
     retries: int | None = None
@@ -57,6 +59,7 @@ class QueueSettings(NamedTuple):
     order: str | None = None
     delay_max_ms: int | None = None
     has_priorities: bool = False
+    fairness_by: str | None = None
 
     def build_group_configs(self) -> dict[str, str]:
         """Return the group configs by name."""
@@ -72,6 +75,8 @@ class QueueSettings(NamedTuple):
             configs[DELAY_MAX_MS] = str(self.delay_max_ms)
         if self.has_priorities:
             configs[PRIORITY_HEADER] = PRIORITY
+        if self.fairness_by is not None:
+            configs[FAIRNESS_BY] = self.fairness_by
         if self.dead_letter_topic is not None:
             configs |= {DEAD_LETTER_TOPIC: self.dead_letter_topic, COPY_RECORDS: "true"}
         return configs
