@@ -38,7 +38,11 @@ _LIMITS = {
     "flood": ("shoal.errors.deadletterqueue.flood.per.minute",),
     "held-keys": ("share.ordering.key.dead.letter.max.held",),
     "window-full": ("share.partition.max.record.locks",),
-    "look-ahead": ("share.ordering.key.lookahead", "share.delay.max.records"),
+    "look-ahead": (
+        "share.ordering.key.lookahead",
+        "share.delay.max.records",
+        "share.fairness.lookahead.records",
+    ),
 }
 
 

@@ -15,8 +15,9 @@ _SENTENCES = {
     "window-full": "Delivery has partly stopped: the records in flight have reached "
     "share.partition.max.record.locks. It resumes when records are settled, locks or delays end, "
     "or dead letters are written.",
-    "look-ahead": "Delivery has partly stopped: the records that wait for their key or their delay "
-    "have reached a limit (share.ordering.key.lookahead, share.delay.max.records).",
+    "look-ahead": "Delivery has partly stopped: the records that wait for their key, their delay "
+    "or a limit of their tenant have reached a limit (share.ordering.key.lookahead, "
+    "share.delay.max.records, share.fairness.lookahead.records).",
     "topic-name": "Dead letters cannot be written: the brokers do not allow the dead-letter "
     "topic's name. It must start with errors.deadletterqueue.topic.name.prefix.",
     "topic-missing": "Dead letters cannot be written: the dead-letter topic does not exist. Create "

@@ -247,7 +247,11 @@ def test_each_cause_has_a_remedy() -> None:
         ("window-full", [("limit", "share.partition.max.record.locks")]),
         (
             "look-ahead",
-            [("limit", "share.ordering.key.lookahead"), ("limit", "share.delay.max.records")],
+            [
+                ("limit", "share.ordering.key.lookahead"),
+                ("limit", "share.delay.max.records"),
+                ("limit", "share.fairness.lookahead.records"),
+            ],
         ),
         (
             "held-keys",

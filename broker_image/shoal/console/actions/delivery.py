@@ -36,6 +36,7 @@ LIMITS = {
     "share.partition.max.record.locks": "records in flight in one partition",
     "share.ordering.key.lookahead": "records that wait for their keys in one partition",
     "share.delay.max.records": "records that wait for their delay in one partition",
+    "share.fairness.lookahead.records": "records among which tenants are found in one partition",
     "share.ordering.key.dead.letter.max.held": "dead letters that hold their keys in one partition",
     "shoal.errors.deadletterqueue.flood.per.minute": "dead letters in a minute (0: no limit)",
 }
