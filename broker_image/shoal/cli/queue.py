@@ -35,6 +35,13 @@ GroupName = Annotated[
         "--group", "-g", metavar="NAME", help="The share group. Default: the queue's name."
     ),
 ]
+FairBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="key|header:NAME",
+        help="Share the workers among tenants, whom the key or this header of a job names.",
+    ),
+]
 
 
 class Backlog(NamedTuple):
@@ -92,13 +99,7 @@ async def create(
     priorities: Annotated[
         bool, typer.Option("--priorities", help="Deliver jobs by their header priority, 9 first.")
     ] = False,
-    fair_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="key|header:NAME",
-            help="Share the workers among tenants, whom the key or this header of a job names.",
-        ),
-    ] = None,
+    fair_by: FairBy = None,
     partitions: Annotated[
         int,
         typer.Option(
