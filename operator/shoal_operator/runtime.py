@@ -18,7 +18,7 @@ from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster.racks import RackReconciler, get_rack_key
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.consumers.reconciler import ShareConsumerReconciler
-from shoal_operator.kube import storage_versions
+from shoal_operator.kube import failures, storage_versions
 from shoal_operator.kube.conditions import Verdict
 from shoal_operator.kube.kube import PLURALS, KubeClient, KubeError
 from shoal_operator.kube.reconcile_loop import ReconcileLoop
@@ -452,20 +452,15 @@ class Operator:
         )
 
     async def _report_orphans(self, full_names: list[str]) -> float | None:
-        """Write the status of ShareConsumers whose ShareGroup does not exist."""
-        statuses, refused = StatusWriter(self._kube, self.store), None
-        for full_name in full_names:
-            consumer = self.store.get(ShareConsumer, *full_name.split("/"))
-            if consumer is None or self._get_cluster(consumer):
-                continue
-            group = consumer["spec"]["shareGroup"]
-            text = f"ShareGroup {group!r} does not exist in this namespace."
-            try:
-                await statuses.write(consumer, Verdict.make_waiting("ShareGroupNotFound", text))
-            except KubeError as error:
-                refused = error
-        if refused is not None:
-            raise refused
+        """Write the status of ShareConsumers whose ShareGroup does not exist. Raises the first
+        `KubeError`, after all of them."""
+        statuses = StatusWriter(self._kube, self.store)
+        found = (self.store.get(ShareConsumer, *name.split("/")) for name in full_names)
+        await failures.complete_all(
+            statuses.write(consumer, _make_orphan_verdict(consumer["spec"]["shareGroup"]))
+            for consumer in found
+            if consumer is not None and not self._get_cluster(consumer)
+        )
         return None
 
     # -- the loops of a cluster
@@ -568,6 +563,11 @@ class Operator:
         task = asyncio.create_task(self._loops.pop(key).stop())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+
+def _make_orphan_verdict(group: str) -> Verdict:
+    text = f"ShareGroup {group!r} does not exist in this namespace."
+    return Verdict.make_waiting("ShareGroupNotFound", text)
 
 
 def _is_relevant(before: Manifest, after: Manifest) -> bool:

@@ -12,6 +12,7 @@ import copy
 import datetime
 import hashlib
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ from shoal_operator.kube.store import Store
 from shoal_operator.model import names
 
 Manifest = dict[str, Any]
+#: What the API server takes for a name of most kinds.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+NAME_LENGTH_MAX = 253
 KINDS = {plural: kind for kind, plural in PLURALS.items()}
 STAMP = "2026-01-01T00:00:00Z"
 
@@ -86,7 +90,8 @@ class ApiServer(KubeClient):
         self.denied: dict[tuple[str, str], str] = {}
         #: Fields of a spec that this version of Kubernetes does not have, and drops.
         self.dropped: set[str] = set()
-        #: Objects of which the API server refuses each change, by kind and name.
+        #: Objects of which the API server refuses each change, by kind and name. The kind of their
+        #: statuses ends in `/status`.
         self.refused: dict[tuple[str, str], KubeError] = {}
 
     def store(self) -> Store:
@@ -129,6 +134,8 @@ class ApiServer(KubeClient):
         name = more[0] if more else body["metadata"].get("name", f"made-{next(self.numbers)}")
         have = self.objects.get((kind, name))
         if verb == "create":
+            if not _NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+                raise KubeError(422, f"metadata.name: Invalid value: {name}")
             if have:
                 raise KubeError(409, f"{name} exists")
             body["metadata"]["name"] = name
@@ -159,11 +166,12 @@ class ApiServer(KubeClient):
             raise KubeError(403, message)
 
     def _refuse(self, verb: str, kind: str, more: list[str], body: Any) -> None:
-        """Refuse a change of an object itself, not of its status."""
-        if verb in ("get", "list") or more[-1:] == ["status"]:
+        """Refuse a change of an object itself, or of its status."""
+        if verb in ("get", "list"):
             return
         name = more[0] if more else body["metadata"].get("name", "")
-        if error := self.refused.get((kind, name)):
+        part = "/status" if more[-1:] == ["status"] else ""
+        if error := self.refused.get((kind + part, name)):
             raise error
 
     def _discover(self, api_version: str) -> Manifest:

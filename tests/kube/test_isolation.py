@@ -8,16 +8,18 @@ memory.
 from __future__ import annotations
 
 import asyncio
+import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kube.api_server import STAMP, ApiServer, CrashPoint, resource
+from kube.api_server import NAME_LENGTH_MAX, STAMP, ApiServer, CrashPoint, resource
 from kube.test_revoked_users import World as UserWorld
 from kube.test_revoked_users import user
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType, ConfigSource
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
+from shoal.schedules import specs as schedule_specs
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
@@ -30,6 +32,7 @@ from shoal_operator.queues import redrive_status as redrive_model
 from shoal_operator.queues import topics as topics_module
 from shoal_operator.queues.group_monitor import GroupMonitor
 from shoal_operator.queues.groups import ShareGroupReconciler
+from shoal_operator.queues.queue_schedules import QueueScheduleReconciler
 from shoal_operator.queues.redrives import RedriveReconciler
 from shoal_operator.queues.topics import QueueTopicReconciler
 from shoal_operator.rebalance import status as rebalance_model
@@ -60,8 +63,12 @@ WAYS: dict[str, tuple[Exception, str]] = {
     "invalid": (KubeError(422, "metadata.labels: Invalid value"), "ApplyFailed"),
     "exception": (ValueError("int too large to convert"), "Defect"),
     "brokers": (KafkaError(ErrorCode.invalid_request, "no"), "RequestRefused"),
+    # An admission policy for all subresources, or a rule that a later definition has and an older
+    # resource does not keep. Nothing can be said in the resource then.
+    "status": (KubeError(422, "metadata.name: Too long"), ""),
 }
-#: The object that the API server refuses, and the function that fails, for a resource `b-bad`.
+#: The object that the API server refuses, and the function that fails, for a resource `b-bad`. A
+#: Redrive and a QueueSchedule have no objects.
 REFUSED = {
     "QueueTopic": "QueueTopic",
     "ShareGroup": "ShareGroup",
@@ -76,8 +83,17 @@ FAILING: dict[str, tuple[Any, str]] = {
     "ShareConsumer": (consumers_module, "is_scaled"),
     "QueueRebalance": (rebalance_model, "is_complete"),
     "Redrive": (redrive_model, "is_complete"),
+    "QueueSchedule": (schedule_specs, "parse_schedule"),
 }
+CANARIES = [
+    (kind, way)
+    for kind in FAILING
+    for way, (error, _) in WAYS.items()
+    if kind in REFUSED or way == "status" or not isinstance(error, KubeError)
+]
 NAMES = ("a-good", "b-bad", "c-good")
+#: When the QueueSchedules were created.
+BEGIN_MS = int(datetime.datetime.fromisoformat(STAMP).timestamp() * 1000)
 
 
 class World:
@@ -112,6 +128,10 @@ class World:
             ended = {"startTime": STAMP, "completionTime": STAMP}
             none: Any = {}
             made["status"] = redrive_model.build_fields(made, STAMP, 0, none) | ended
+        elif kind == "QueueSchedule":
+            self.add("QueueTopic", name, prefix)
+            topic = f"{prefix}-{name}"
+            made["spec"] |= {"topic": topic, "schedule": "0 3 * * *", "payload": {"inline": "a"}}
         self.kube.add(made)
 
     async def reconcile(self, kind: str) -> None:
@@ -127,10 +147,13 @@ class World:
             "ShareConsumer": ShareConsumerReconciler(*place[:2], monitor, "n", "main", settings),
             "QueueRebalance": QueueRebalanceReconciler(*place),
             "Redrive": RedriveReconciler(*place),
+            "QueueSchedule": QueueScheduleReconciler(*place, epoch_ms=lambda: BEGIN_MS),
         }
         try:
             if kind == "ShareConsumer":
                 await groups.reconcile(groups.list_names())
+            elif kind == "QueueSchedule":
+                await every["QueueTopic"].reconcile(every["QueueTopic"].list_names())
             await every[kind].reconcile(every[kind].list_names())
         finally:
             await brokers.close()
@@ -170,10 +193,11 @@ def warnings(kube: ApiServer, name: str) -> list[str]:
     ]
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, kube: ApiServer, kind: str, error: Exception) -> None:
+def fail_at(monkeypatch: pytest.MonkeyPatch, kube: ApiServer, kind: str, way: str) -> None:
     """Let the operator fail at `b-bad` in this way."""
+    error, _ = WAYS[way]
     if isinstance(error, KubeError):
-        kube.refused[REFUSED[kind], "b-bad"] = error
+        kube.refused[f"{kind}/status" if way == "status" else REFUSED[kind], "b-bad"] = error
         return
     module, name = FAILING[kind]
     function: Callable[..., Any] = getattr(module, name)
@@ -187,15 +211,19 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, kube: ApiServer, kind: str, error: 
     monkeypatch.setattr(module, name, failing)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["QueueTopic", "ShareGroup", "ShareConsumer", "QueueRebalance"])
+@pytest.mark.parametrize(("kind", "way"), [c for c in CANARIES if c[0] != "QueueUser"])
 def test_neighbours_of_a_bad_resource_are_ready(
     shared_broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch, kind: str, way: str
 ) -> None:
-    world, (error, reason) = World(shared_broker), WAYS[way]
+    world, (_, reason) = World(shared_broker), WAYS[way]
     for name in NAMES:
         world.add(kind, name, f"{kind}-{way}")
-    fail_at(monkeypatch, world.kube, kind, error)
+    fail_at(monkeypatch, world.kube, kind, way)
+    if way == "status":
+        with pytest.raises(KubeError, match="Too long"):
+            asyncio.run(world.reconcile(kind))
+        assert [world.ready(kind, name)[0] for name in NAMES[::2]] == ["True", "True"]
+        return
     asyncio.run(world.reconcile(kind))
     assert [world.ready(kind, name)[0] for name in NAMES] == ["True", "False", "True"]
     # Requests of a rebalance may succeed later.
@@ -204,29 +232,114 @@ def test_neighbours_of_a_bad_resource_are_ready(
     assert warnings(world.kube, "b-bad")
 
 
-@pytest.mark.parametrize("way", ["exception", "brokers"])
-def test_neighbours_of_a_bad_redrive_are_ready(
-    shared_broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    """A Redrive has no objects that the API server could refuse."""
-    world, (error, reason) = World(shared_broker), WAYS[way]
-    for name in NAMES:
-        world.add("Redrive", name, way)
-    fail_at(monkeypatch, world.kube, "Redrive", error)
-    asyncio.run(world.reconcile("Redrive"))
-    assert [world.ready("Redrive", name)[0] for name in NAMES] == ["True", "False", "True"]
-    assert world.ready("Redrive", "b-bad")[1] == reason
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for kind, way in CANARIES if kind == "QueueUser"])
 def test_neighbours_of_a_bad_user_are_ready(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    world, (error, reason) = UserWorld(), WAYS[way]
+    world, (_, reason) = UserWorld(), WAYS[way]
     world.add(*map(user, NAMES))
-    fail_at(monkeypatch, world.api, "QueueUser", error)
+    fail_at(monkeypatch, world.api, "QueueUser", way)
+    if way == "status":
+        with pytest.raises(KubeError, match="Too long"):
+            world.reconcile()
+        assert [ready(world.api, "QueueUser", n)[0] for n in NAMES[::2]] == ["True", "True"]
+        return
     world.reconcile()
     assert [ready(world.api, "QueueUser", name)[0] for name in NAMES] == ["True", "False", "True"]
     assert ready(world.api, "QueueUser", "b-bad")[1] == reason
     assert warnings(world.api, "b-bad") == [reason]
+
+
+@pytest.mark.parametrize("cluster_is", ["there", "away", "hibernated"])
+def test_neighbours_of_a_resource_that_is_not_deleted_hear_of_their_state(
+    shared_broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch, cluster_is: str
+) -> None:
+    """Neither its topic can be deleted, nor can its status be written."""
+    world = World(shared_broker)
+    for name in NAMES:
+        world.add("QueueTopic", name, f"stays-{cluster_is}")
+    asyncio.run(world.reconcile("QueueTopic"))
+    world.kube.find("QueueTopic", "b-bad")["metadata"]["deletionTimestamp"] = STAMP
+    for name in NAMES[::2]:
+        world.kube.find("QueueTopic", name)["status"]["conditions"] = []
+
+    async def delete(_: Any, topics: list[str]) -> dict[str, KafkaError]:
+        return {topic: KafkaError(ErrorCode.policy_violation, "no") for topic in topics}
+
+    monkeypatch.setattr(QueueTopicReconciler, "delete", delete)
+    fail_at(monkeypatch, world.kube, "QueueTopic", "status")
+    if cluster_is == "away":
+        # The finalizer goes then, if the API server lets it.
+        world.kube.refused["QueueTopic", "b-bad"] = WAYS["denied"][0]
+        del world.kube.objects["QueueCluster", "main"]
+    elif cluster_is == "hibernated":
+        world.kube.find("QueueCluster", "main")["spec"]["hibernated"] = True
+    with pytest.raises(KubeError, match="Too long"):
+        asyncio.run(world.reconcile("QueueTopic"))
+    reason = {"away": "ClusterNotFound", "hibernated": "ClusterHibernated"}
+    wanted = reason.get(cluster_is, "Reconciled")
+    assert [world.ready("QueueTopic", name)[1] for name in NAMES[::2]] == [wanted, wanted]
+
+
+def test_a_resource_with_the_longest_name_says_what_is_wrong(shared_broker: ShoalProcess) -> None:
+    """An event has the name of its resource with an addition; without it, the status would not be
+    written either."""
+    world, name = World(shared_broker), f"{'a' * 235}-{'b' * 17}"
+    assert len(name) == NAME_LENGTH_MAX
+    world.add("QueueTopic", name, "long")
+    world.kube.find("QueueTopic", name)["spec"] |= {
+        "topicName": "long-name",
+        "config": {"retention.ms": "soon"},
+    }
+    asyncio.run(world.reconcile("QueueTopic"))
+    assert world.ready("QueueTopic", name) == ("False", "InvalidConfig")
+    assert warnings(world.kube, name) == ["InvalidConfig"]
+
+
+def test_consumers_hear_of_a_group_beside_one_whose_status_is_refused(
+    shared_broker: ShoalProcess,
+) -> None:
+    """Those that wait for their group would wait for the next pass through all of them."""
+    world, heard = World(shared_broker), set[str]()
+    for name in NAMES:
+        world.add("ShareGroup", name, "heard")
+    world.kube.refused["ShareGroup/status", "b-bad"] = WAYS["status"][0]
+
+    async def reconcile() -> None:
+        brokers = Brokers(shared_broker.bootstrap)
+        place = (world.kube, world.kube.store(), brokers, "n", "main")
+        monitor = GroupMonitor(*place)
+        monitor.subscribe(heard.update)
+        try:
+            await ShareGroupReconciler(*place, monitor=monitor).reconcile(list(NAMES))
+        finally:
+            await brokers.close()
+
+    with pytest.raises(KubeError, match="Too long"):
+        asyncio.run(reconcile())
+    assert heard.issuperset(NAMES[::2])
+
+
+def test_a_status_that_is_refused_hides_no_lag_of_another_group(
+    shared_broker: ShoalProcess,
+) -> None:
+    world = World(shared_broker)
+    for name in NAMES:
+        world.add("ShareGroup", name, "lag")
+    asyncio.run(world.reconcile("ShareGroup"))
+    for name in NAMES:
+        world.kube.find("ShareGroup", name)["status"].pop("state", None)
+    world.kube.refused["ShareGroup/status", "b-bad"] = WAYS["status"][0]
+
+    async def watch() -> None:
+        brokers = Brokers(shared_broker.bootstrap)
+        try:
+            await GroupMonitor(world.kube, world.kube.store(), brokers, "n", "main").watch([])
+        finally:
+            await brokers.close()
+
+    with pytest.raises(KubeError, match="Too long"):
+        asyncio.run(watch())
+    states = ["state" in world.kube.find("ShareGroup", name)["status"] for name in NAMES]
+    assert states == [True, False, True]
 
 
 def test_a_permission_that_is_taken_away_ends_although_the_secret_is_refused() -> None:

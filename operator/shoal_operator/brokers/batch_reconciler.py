@@ -174,22 +174,16 @@ class BatchReconciler(abc.ABC, Generic[R]):
         live = [o for o in mine if not o["metadata"].get("deletionTimestamp")]
         cluster = find_live_cluster(self._store, self._namespace, self._cluster)
         if cluster is None:
-            verdict = make_no_cluster_verdict(self._cluster)
-            await self._write([ResourceOutcome(o, verdict, {}) for o in live])
-            await self.remember(deleted)
-            removed = await self._remove_finalizers(deleted)
-            return None if removed and not live else NO_CLUSTER_SECONDS
+            return await self._wait_for_cluster(live, deleted)
         if hibernation.is_hibernated(cluster):
             verdict = make_hibernated_verdict(self._cluster)
-            await self._write([ResourceOutcome(o, verdict, {}) for o in live])
-            for resource in deleted:
-                text = f"The {self.noun} is not deleted yet: {verdict.message}"
-                await self._statuses.write(resource, Verdict.make_waiting("DeletionWaits", text))
+            waiting = [self._make_deletion_outcome(o, verdict.message) for o in deleted]
+            await self._write([*(ResourceOutcome(o, verdict, {}) for o in live), *waiting])
             return None
         by_name = find_owners(resources, self.get_kafka_name)
         owned = [o for o in live if by_name[self.get_kafka_name(o)] is o]
         try:
-            pending = await self._delete(deleted, by_name)
+            remaining = await self._delete(deleted, by_name)
             outcomes = await self._apply_apart(owned)
         except ClientError as error:
             verdict = Verdict.make_waiting("BrokersUnreachable", f"No broker answered: {error}")
@@ -199,12 +193,26 @@ class BatchReconciler(abc.ABC, Generic[R]):
             owner = by_name[self.get_kafka_name(resource)]
             if owner is not resource:
                 outcomes.append(self.make_conflict_outcome(resource, owner))
-        outcomes = await self._write(outcomes)
-        self.on_reconciled(outcomes)
+        try:
+            outcomes = await self._write(outcomes, remaining)
+        finally:
+            self.on_reconciled(outcomes)
         under_way = [outcome.verdict for outcome in outcomes if outcome.verdict.progressing]
-        if pending or not all(verdict.alarm for verdict in under_way):
+        if remaining or not all(verdict.alarm for verdict in under_way):
             return self.retry_seconds
         return BLOCKED_SECONDS if under_way else None
+
+    async def _wait_for_cluster(self, live: Sequence[R], deleted: Sequence[R]) -> float | None:
+        """Report that there is no cluster, and let the deleted resources go; return the seconds
+        until the next pass, None without one."""
+        verdict = make_no_cluster_verdict(self._cluster)
+        remaining: list[ResourceOutcome[R]] = []
+        try:
+            await self.remember(deleted)
+            remaining = await self._remove_finalizers(deleted)
+        finally:
+            await self._write([ResourceOutcome(o, verdict, {}) for o in live], remaining)
+        return NO_CLUSTER_SECONDS if remaining or live else None
 
     async def _apply_apart(self, owned: Sequence[R]) -> list[ResourceOutcome[R]]:
         """Apply these resources at once or, if that fails, each half alone. Raises
@@ -232,12 +240,17 @@ class BatchReconciler(abc.ABC, Generic[R]):
         )
 
     def on_reconciled(self, outcomes: Sequence[ResourceOutcome[R]]) -> None:
-        """Called after the statuses are written; does nothing by default."""
+        """Called after the statuses are written, as far as they can be; does nothing by default."""
 
-    async def _write(self, outcomes: Sequence[ResourceOutcome[R]]) -> list[ResourceOutcome[R]]:
+    async def _write(
+        self,
+        outcomes: Sequence[ResourceOutcome[R]],
+        remaining: Sequence[ResourceOutcome[R]] = (),
+    ) -> list[ResourceOutcome[R]]:
         """Write the finalizers and statuses; return the outcomes, also of refused finalizers.
 
-        Raises the first error of a status, after all of them.
+        `remaining` are resources that are being deleted, whose finalizers stay. Raises the first
+        error of a status, after all of them.
         """
         gate = asyncio.Semaphore(WRITES_MAX)
 
@@ -245,19 +258,20 @@ class BatchReconciler(abc.ABC, Generic[R]):
             resource = outcome.resource
             async with gate:
                 try:
-                    await self._set_finalizer(resource, self.needs_deletion(resource))
+                    if not resource["metadata"].get("deletionTimestamp"):
+                        await self._set_finalizer(resource, self.needs_deletion(resource))
                 except KubeError as error:
                     verdict = failures.report(self.kind.__name__, resource, error)
                     outcome = outcome._replace(verdict=verdict)
                 await self._statuses.write(*outcome)
                 return outcome
 
-        written = []
-        for result in await asyncio.gather(*map(write, outcomes), return_exceptions=True):
+        calls, written = map(write, [*outcomes, *remaining]), []
+        for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
             written.append(result)
-        return written
+        return written[: len(outcomes)]
 
     async def _set_finalizer(self, resource: R, present: bool) -> None:
         """Add or remove the finalizer, which holds the deletion until the brokers have deleted."""
@@ -268,17 +282,22 @@ class BatchReconciler(abc.ABC, Generic[R]):
         changed += [names.FINALIZER] if present else []
         await self._kube.merge(resource, {"metadata": {"finalizers": changed}})
 
-    async def _delete(self, deleted: Sequence[R], by_name: Mapping[str, R]) -> bool:
-        """Delete what the finalizers ask for; return whether some deletions have to be retried."""
+    async def _delete(
+        self, deleted: Sequence[R], by_name: Mapping[str, R]
+    ) -> list[ResourceOutcome[R]]:
+        """Delete what the finalizers ask for; return the resources that remain, and why."""
         finalized = [o for o in deleted if names.FINALIZER in o["metadata"].get("finalizers", [])]
         unowned = sorted({n for o in finalized if (n := self.get_kafka_name(o)) not in by_name})
         errors = await self._delete_apart(unowned) if unowned else {}
         failed = [o for o in finalized if self.get_kafka_name(o) in errors]
-        for resource in failed:
-            text = f"The {self.noun} is not deleted yet: {errors[self.get_kafka_name(resource)]}."
-            await self._statuses.write(resource, Verdict.make_waiting("DeletionWaits", text))
-        removed = await self._remove_finalizers([o for o in finalized if o not in failed])
-        return bool(failed) or not removed
+        refused = await self._remove_finalizers([o for o in finalized if o not in failed])
+        return refused + [
+            self._make_deletion_outcome(o, f"{errors[self.get_kafka_name(o)]}.") for o in failed
+        ]
+
+    def _make_deletion_outcome(self, resource: R, why: str) -> ResourceOutcome[R]:
+        text = f"The {self.noun} is not deleted yet: {why}"
+        return ResourceOutcome(resource, Verdict.make_waiting("DeletionWaits", text), {})
 
     async def _delete_apart(self, kafka_names: Sequence[str]) -> Mapping[str, Exception]:
         """Delete at once or, if that fails, each half alone; return the errors by name. Raises
@@ -297,15 +316,13 @@ class BatchReconciler(abc.ABC, Generic[R]):
         first = await self._delete_apart(kafka_names[:middle])
         return {**first, **await self._delete_apart(kafka_names[middle:])}
 
-    async def _remove_finalizers(self, deleted: Sequence[R]) -> bool:
-        """Let these resources go; return whether the API server accepted it for all of them."""
-        accepted = True
+    async def _remove_finalizers(self, deleted: Sequence[R]) -> list[ResourceOutcome[R]]:
+        """Let these resources go; return those of which the API server refuses it."""
+        refused = []
         for resource in deleted:
             try:
                 await self._set_finalizer(resource, False)
             except KubeError as error:
-                await self._statuses.write(
-                    resource, failures.report(self.kind.__name__, resource, error)
-                )
-                accepted = False
-        return accepted
+                verdict = failures.report(self.kind.__name__, resource, error)
+                refused.append(ResourceOutcome(resource, verdict, {}))
+        return refused

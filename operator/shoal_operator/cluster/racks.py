@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock
 from shoal_operator.brokers.diagnostics import Diagnosis
+from shoal_operator.kube import failures
 from shoal_operator.kube.kube import KubeClient, KubeError
 from shoal_operator.model import names
 
@@ -46,19 +47,13 @@ class RackReconciler:
 
     async def reconcile(self, pods: list[str]) -> float | None:
         """Annotate these pods. Raises `KubeError`, after all of them."""
-        refused = None
-        for name in pods:
-            pod = self._store.get("Pod", self._namespace, name)
-            if pod is None or pod["metadata"].get("deletionTimestamp"):
-                continue
-            key, node = get_rack_key(pod), pod.get("spec", {}).get("nodeName")
-            try:
-                if key and node:
-                    await self._annotate(pod, key, node)
-            except KubeError as error:
-                refused = error
-        if refused is not None:
-            raise refused
+        found = (self._store.get("Pod", self._namespace, name) for name in pods)
+        await failures.complete_all(
+            self._annotate(pod, key, node)
+            for pod in found
+            if pod is not None and not pod["metadata"].get("deletionTimestamp")
+            if (key := get_rack_key(pod)) and (node := pod.get("spec", {}).get("nodeName"))
+        )
         return None
 
     async def _annotate(self, pod: Manifest, key: str, node: str) -> None:

@@ -259,15 +259,15 @@ class ShareConsumerReconciler:
         return list_consumer_groups(self._store, self._namespace, self._cluster)
 
     async def reconcile(self, resource_names: list[str]) -> float | None:
-        """Bring these ShareConsumers to their specs; return seconds until the next pass."""
-        names_wanted, pauses = set(resource_names), [math.inf]
-        for name, _ in self.list_consumer_groups():
-            consumer = self._store.get(ShareConsumer, self._namespace, name)
-            if name not in names_wanted or consumer is None:
-                continue
-            if consumer["metadata"].get("deletionTimestamp"):
-                continue
-            pauses.append(await self._apply_apart(consumer))
+        """Bring these ShareConsumers to their specs; return seconds until the next pass. Raises the
+        first error of a status, after all of them."""
+        wanted = set(resource_names).intersection(self.list_names())
+        found = (self._store.get(ShareConsumer, self._namespace, name) for name in sorted(wanted))
+        pauses = await failures.complete_all(
+            self._apply_apart(consumer)
+            for consumer in found
+            if consumer is not None and not consumer["metadata"].get("deletionTimestamp")
+        )
         removed = self._histories.keys() - set(self.list_names())
         for name in removed:
             del self._histories[name]
@@ -275,7 +275,7 @@ class ShareConsumerReconciler:
             self._shrinking_ms.pop(name, None)
         self._targets.forget_others(self.list_names())
         self._workloads.jobs.forget_others(self.list_names())
-        again = min(pauses)
+        again = min(pauses, default=math.inf)
         return again if again < math.inf else None
 
     async def _apply_apart(self, consumer: ShareConsumer) -> float:

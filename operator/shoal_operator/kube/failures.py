@@ -1,12 +1,13 @@
 """Failures of one resource. They become its conditions, so that the others of its kind continue.
 
 What no broker answers, and what the brokers will accept later, concerns all resources alike: such
-an error is raised, and the whole pass is repeated.
+an error is raised, and the whole pass is repeated. So is a failure that cannot be written into the
+resource, but only after all others have had their turn.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from shoal.client.errors import ClientError, KafkaError
@@ -17,8 +18,9 @@ from shoal_operator.kube.conditions import Verdict
 from shoal_operator.kube.kube import KubeError, NotOwned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Iterable, Mapping
 
+T = TypeVar("T")
 log = structlog.get_logger()
 #: The API server refuses the object itself: it will do so until the spec changes.
 _INVALID = (400, 422)
@@ -31,6 +33,26 @@ def is_of_all(error: Exception) -> bool:
     if isinstance(error, KafkaError):
         return error.retriable or error.code == ErrorCode.cluster_authorization_failed
     return isinstance(error, ClientError)
+
+
+async def complete_all(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Make these calls one after the other, and return their results.
+
+    Raises the first `KubeError`, after all calls: a resource whose status is refused must not keep
+    others from theirs. An API server that does not answer ends it at once.
+    """
+    results: list[T] = []
+    refused = None
+    for call in calls:
+        try:
+            results.append(await call)
+        except KubeError as error:
+            if error.status == 0:
+                raise
+            refused = refused or error
+    if refused is not None:
+        raise refused
+    return results
 
 
 def report(kind: str, resource: Mapping[str, Any], error: Exception) -> Verdict:

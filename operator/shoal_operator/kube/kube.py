@@ -68,6 +68,7 @@ _OWNERS = {
     names.USER_LABEL: "QueueUser",
     names.CLUSTER_LABEL: "QueueCluster",
 }
+_NAME_LENGTH_MAX = 253
 _MANAGER = {"fieldManager": names.FIELD_MANAGER}
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -141,7 +142,8 @@ def name_event(about: Mapping[str, Any], reason: str, subject: str) -> str:
     """Return the name of the one event on an object with this reason and subject."""
     meta = about["metadata"]
     digest = hashlib.sha256(f"{meta.get('uid')} {reason} {subject}".encode()).hexdigest()[:16]
-    return f"{meta['name']}.{digest}"
+    begin = meta["name"][: _NAME_LENGTH_MAX - len(digest) - 1].rstrip("-.")
+    return f"{begin}.{digest}"
 
 
 def format_now() -> str:

@@ -17,6 +17,7 @@ from shoal.client.errors import ClientError
 
 from shoal_operator import clock, metrics
 from shoal_operator.brokers.batch_reconciler import find_owners
+from shoal_operator.kube import failures
 from shoal_operator.kube.conditions import is_seen
 from shoal_operator.kube.statuses import StatusWriter
 from shoal_operator.model import hibernation
@@ -85,7 +86,8 @@ class GroupMonitor:
             subscriber(changed)
 
     async def watch(self, _: list[str]) -> float | None:
-        """Read the groups that are due and write their statuses. Raises `ClientError`."""
+        """Read the groups that are due and write their statuses. Raises `ClientError`, and the first
+        error of a status, after all of them."""
         groups = self._store.list_of_cluster(ShareGroup, self._namespace, self._cluster)
         by_id = find_owners(groups, get_group_id)
         is_full = self._calls % (WATCH_ALL_EVERY + len(by_id) // WATCH_GROUPS) == 0
@@ -105,10 +107,13 @@ class GroupMonitor:
             self._forget_stale(by_id)
             # After a failure too: nothing may scale by a lag that is no longer known.
             self.notify(due.values())
-        for group, resource in due.items():
-            if is_seen(resource):
-                fields = self.build_status_fields(resource, self.states[group])
-                await self._statuses.update_measurements(resource, fields, STATUS_SECONDS)
+        await failures.complete_all(
+            self._statuses.update_measurements(
+                resource, self.build_status_fields(resource, self.states[group]), STATUS_SECONDS
+            )
+            for group, resource in due.items()
+            if is_seen(resource)
+        )
         return None
 
     async def read(self, groups: list[str], *, of_any_type: bool = False) -> None:

@@ -108,14 +108,15 @@ class RedriveReconciler:
         }
 
     async def reconcile(self, _: list[str]) -> float | None:
-        """Start and stop Redrives and report them; return seconds until the next pass, if any."""
+        """Start and stop Redrives and report them; return seconds until the next pass, if any.
+        Raises the first error of a status, after all of them."""
         resources = self._map_resources()
         for uid in list(self._runs):
             if not self._may_continue(uid, resources.get(uid)):
                 await self._stop(uid)
-        waiting = [
-            await self._reconcile_safely(uid, resource) for uid, resource in resources.items()
-        ]
+        waiting = await failures.complete_all(
+            self._reconcile_safely(uid, resource) for uid, resource in resources.items()
+        )
         return min((seconds for seconds in waiting if seconds is not None), default=None)
 
     async def close(self) -> None:

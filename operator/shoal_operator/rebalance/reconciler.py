@@ -103,18 +103,23 @@ class QueueRebalanceReconciler:
         return self._brokers.rebalances
 
     async def reconcile(self, _: list[str]) -> float | None:
-        """Bring all resources forward; return seconds until the next pass, None without one."""
-        again: list[float] = []
+        """Bring all resources forward; return seconds until the next pass, None without one. Raises
+        the first error of a status, after all of them."""
         busy = ""
-        for resource in self._list_resources():
+
+        async def reconcile_one(resource: QueueRebalance) -> float | None:
+            nonlocal busy
             cluster = find_live_cluster(self._store, self._namespace, self._cluster)
-            seconds = await self._reconcile_guarded(resource, cluster, busy)
-            if seconds is not None:
-                again.append(seconds)
-            newest = self._store.get(QueueRebalance, self._namespace, resource["metadata"]["name"])
-            if newest is not None and _may_continue(newest):
-                busy = busy or newest["metadata"]["name"]
-        return min(again, default=None)
+            name = resource["metadata"]["name"]
+            try:
+                return await self._reconcile_guarded(resource, cluster, busy)
+            finally:
+                newest = self._store.get(QueueRebalance, self._namespace, name)
+                if newest is not None and _may_continue(newest):
+                    busy = busy or name
+
+        waits = await failures.complete_all(map(reconcile_one, self._list_resources()))
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
     async def _reconcile_guarded(
         self, resource: QueueRebalance, cluster: QueueCluster | None, busy: str
