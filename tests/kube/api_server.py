@@ -24,7 +24,7 @@ from shoal_operator.model import names
 
 Manifest = dict[str, Any]
 #: What the API server takes for a name of most kinds.
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 NAME_LENGTH_MAX = 253
 KINDS = {plural: kind for kind, plural in PLURALS.items()}
 STAMP = "2026-01-01T00:00:00Z"
@@ -134,8 +134,6 @@ class ApiServer(KubeClient):
         name = more[0] if more else body["metadata"].get("name", f"made-{next(self.numbers)}")
         have = self.objects.get((kind, name))
         if verb == "create":
-            if not _NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
-                raise KubeError(422, f"metadata.name: Invalid value: {name}")
             if have:
                 raise KubeError(409, f"{name} exists")
             body["metadata"]["name"] = name
@@ -173,6 +171,8 @@ class ApiServer(KubeClient):
         part = "/status" if more[-1:] == ["status"] else ""
         if error := self.refused.get((kind + part, name)):
             raise error
+        if verb == "create" and name and not (len(name) <= NAME_LENGTH_MAX and _NAME.match(name)):
+            raise KubeError(422, f"metadata.name: Invalid value: {name}")
 
     def _discover(self, api_version: str) -> Manifest:
         if api_version not in self.installed:

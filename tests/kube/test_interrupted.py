@@ -13,7 +13,7 @@ from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import SyncClient
-from shoal.client.errors import expect
+from shoal.client.errors import KafkaError, expect
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
@@ -23,7 +23,7 @@ from shoal_operator.queues.groups import ShareGroupReconciler
 from shoal_operator.queues.topics import QueueTopicReconciler
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 #: Far more changes than any of the scenarios makes.
 CHANGES_MAX, ROUNDS_MAX = 60, 30
@@ -273,6 +273,48 @@ def test_a_dynamic_config_that_somebody_else_changes_is_set_again(broker: ShoalP
     assert len(world.event_messages("ConfigChanged")) == 1
     world.kube.add(CLUSTER)
     asyncio.run(world.settle())
+
+
+def test_a_refused_dynamic_config_keeps_no_other_from_taking_effect(broker: ShoalProcess) -> None:
+    """Drift is repaired beside it, too."""
+    world = World(broker)
+    world.kube.add(CLUSTER)
+    asyncio.run(world.settle())
+    everyone = ConfigResource(ConfigResourceType.BROKER, "")
+
+    def apply(config: Mapping[str, str]) -> str | None:
+        """Apply these configs; return the retention that the broker has after one pass."""
+        world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
+
+        async def run() -> None:
+            brokers = CrashingBrokers(broker.bootstrap, world.crash_point)
+            place = (world.kube, world.kube.store(), brokers, "n", "main")
+            try:
+                cluster = QueueClusterReconciler(*place, "image:1", on_reachable=lambda: None)
+                await cluster.reconcile(["main"])
+            finally:
+                await brokers.close()
+
+        asyncio.run(run())
+        with SyncClient(broker.bootstrap) as client:
+            found = client.run(client.admin.configs.describe([everyone]))[everyone]
+        assert not isinstance(found, KafkaError)
+        return found["log.retention.ms"].value if "log.retention.ms" in found else None
+
+    bad = {"log.cleanup.policy": "shred"}
+    assert apply({"log.retention.ms": "4321"} | bad) == "4321"
+    assert world.ready()[:2] == ("False", "ConfigRefused")
+    conditions = world.kube.find("QueueCluster", "main")["status"]["conditions"]
+    (said,) = (one["message"] for one in conditions if one["type"] == "Ready")
+    assert "spec.config log.cleanup.policy: " in said
+    assert "log.retention.ms" not in said
+    assert apply({"log.retention.ms": "1234"} | bad) == "1234"
+    with SyncClient(broker.bootstrap) as client:
+        change = [ConfigChange("log.retention.ms", "99")]
+        expect(client.run(client.admin.configs.alter({everyone: change})))
+    assert apply({"log.retention.ms": "1234"} | bad) == "1234"
+    apply({})
+    assert world.ready()[:2] == ("True", "Reconciled")
 
 
 def test_a_template_that_kubernetes_has_not_observed_is_not_judged(

@@ -76,15 +76,17 @@ def test_a_broker_follows_the_spec(broker: ShoalProcess) -> None:
         found = await apply(root="WARN", network="DEBUG", audit="WARN")
         assert found == {"root": "WARN", NETWORK: "DEBUG", AUDIT: "WARN"}
         assert await apply(audit="ERROR") == {"root": "INFO", NETWORK: "INFO", AUDIT: "ERROR"}
-        await apply(absent="INFO", audit="ERROR")
+        found = await apply(absent="INFO", audit="WARN")
+        assert found == {"root": "INFO", NETWORK: "INFO", AUDIT: "WARN"}
         assert world.ready()[:2] == ("False", "ConfigRefused")
         (ready,) = (
             c
             for c in world.kube.find("QueueCluster", "main")["status"]["conditions"]
             if c["type"] == "Ready"
         )
-        assert "spec.logging.loggers" in ready["message"]
+        assert "spec.logging.loggers absent (broker 0): " in ready["message"]
         assert "Logger absent does not exist" in ready["message"]
+        assert AUDIT not in ready["message"]
         assert set((await apply()).values()) == {"INFO"}
         assert world.ready()[:2] == ("True", "Reconciled")
         assert world.kube.find("StatefulSet", "main-broker")["spec"]["template"] == template

@@ -32,7 +32,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import IN_FLIGHT_FEATURE
 
 from shoal_operator import clock, metrics
-from shoal_operator.brokers import config_checks, log_levels, tiered_health
+from shoal_operator.brokers import config_changes, config_checks, log_levels, tiered_health
 from shoal_operator.brokers.batches import split_into_batches
 from shoal_operator.brokers.broker_certificates import parse_certificates
 from shoal_operator.brokers.broker_states import (
@@ -361,19 +361,19 @@ class Brokers:
 
     async def alter_log_levels(
         self, changes: Mapping[int, Mapping[str, str | None]]
+    ) -> config_changes.Refused[int]:
+        """Set, or with None unset, the levels of loggers; return the errors by node id and
+        logger."""
+        return await config_changes.send(self._alter_log_levels, changes)
+
+    async def _alter_log_levels(
+        self, changes: Mapping[int, Mapping[str, str | None]]
     ) -> dict[int, KafkaError]:
-        """Set, or with None unset, the levels of loggers; return the errors by node id."""
         self._count("IncrementalAlterConfigs")
-        dedicated = {
-            id: node_changes
-            for id, node_changes in changes.items()
-            if id in self._controller_levels
-        }
-        broker_changes = {
-            id: node_changes for id, node_changes in changes.items() if id not in dedicated
-        }
-        failures = await log_levels.alter(self._client.admin.configs, broker_changes)
-        return failures | await self._controller_levels.alter(dedicated)
+        of_controllers = {id: c for id, c in changes.items() if id in self._controller_levels}
+        of_brokers = {id: c for id, c in changes.items() if id not in of_controllers}
+        failures = await log_levels.alter(self._client.admin.configs, of_brokers)
+        return failures | await self._controller_levels.alter(of_controllers)
 
     async def describe_partitions(self) -> tuple[PartitionState, ...]:
         """Return all partitions with replicas, ISR and min ISR."""
@@ -434,16 +434,17 @@ class Brokers:
             frozenset(v.node_id for v in quorum.voters), frozenset(current), quorum.leader_id
         )
 
-    async def alter_broker_config(self, changes: Mapping[str, str | None]) -> None:
-        """Set, or with None unset, cluster-wide dynamic configs. Raises `KafkaError`."""
-        self._count("IncrementalAlterConfigs")
-        everyone = ConfigResource(ConfigResourceType.BROKER, "")
-        alterations = [
-            ConfigChange(k, v, *_build_operation_args(v)) for k, v in sorted(changes.items())
-        ]
-        error = (await self._client.admin.configs.alter({everyone: alterations}))[everyone]
-        if error:
-            raise error
+    async def alter_broker_config(
+        self, changes: Mapping[str, str | None]
+    ) -> Mapping[str, KafkaError]:
+        """Set, or with None unset, cluster-wide dynamic configs; return the errors by config."""
+
+        async def alter(by_broker: config_changes.Changes[str]) -> dict[str, KafkaError]:
+            return await self._alter(ConfigResourceType.BROKER, by_broker)
+
+        everyone = ""
+        refused = await config_changes.send(alter, {everyone: changes})
+        return refused.get(everyone, {})
 
     async def describe_topics(self, topic_names: Sequence[str]) -> dict[str, TopicState]:
         """Return the state of those topics that exist."""

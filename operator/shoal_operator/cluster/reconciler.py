@@ -11,10 +11,10 @@ import dataclasses
 import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client.errors import ClientError, KafkaError
+from shoal.client.errors import ClientError
 
 from shoal_operator import clock, metrics
-from shoal_operator.brokers import cordons, pods, roller
+from shoal_operator.brokers import config_changes, cordons, pods, roller
 from shoal_operator.brokers.diagnostics import Diagnosis
 from shoal_operator.cluster import decision, metadata_version, metrics_token
 from shoal_operator.cluster.authorities import AuthorityLost, AuthorityReconciler
@@ -545,11 +545,9 @@ class QueueClusterReconciler:
             text = f"{', '.join(sorted(changes))}, without a restart."
             await self._kube.record_event(cluster, "ConfigChanged", text, once=digest)
             self._config_event = digest
-        try:
-            await self._brokers.alter_broker_config(changes)
-        except KafkaError as error:
-            return Verdict.make_refused("ConfigRefused", f"spec.config: {error}")
-        return None
+        refused = await self._brokers.alter_broker_config(changes)
+        by_field = {f"spec.config {name}": error for name, error in refused.items()}
+        return config_changes.make_refusal(by_field) if by_field else None
 
     async def _finalize(
         self, observation: Observation, step: Step
@@ -583,12 +581,14 @@ class QueueClusterReconciler:
         if not changes:
             return None
         dedicated = broker_config.get_controller_addresses(cluster)
-        for node, error in (await self._brokers.alter_log_levels(changes)).items():
-            role = "controller" if node in dedicated else "broker"
-            return Verdict.make_refused(
-                "ConfigRefused", f"spec.logging.loggers: {role} {node}: {error}"
-            )
-        return None
+        refused = await self._brokers.alter_log_levels(changes)
+        by_field = {
+            f"spec.logging.loggers {logger} ({'controller' if node in dedicated else 'broker'} "
+            f"{node})": error
+            for node, errors in refused.items()
+            for logger, error in errors.items()
+        }
+        return config_changes.make_refusal(by_field) if by_field else None
 
     async def _choose_next_step(self, observation: Observation) -> Step:
         partitions = None

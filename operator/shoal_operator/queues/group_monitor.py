@@ -86,8 +86,10 @@ class GroupMonitor:
             subscriber(changed)
 
     async def watch(self, _: list[str]) -> float | None:
-        """Read the groups that are due and write their statuses. Raises `ClientError`, and the first
-        error of a status, after all of them."""
+        """Read the groups that are due and write their statuses.
+
+        Raises `ClientError` and, after all statuses, the first of their errors.
+        """
         groups = self._store.list_of_cluster(ShareGroup, self._namespace, self._cluster)
         by_id = find_owners(groups, get_group_id)
         is_full = self._calls % (WATCH_ALL_EVERY + len(by_id) // WATCH_GROUPS) == 0

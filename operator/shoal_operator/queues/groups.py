@@ -9,6 +9,7 @@ from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import clock
+from shoal_operator.brokers import config_changes
 from shoal_operator.brokers.batch_reconciler import (
     WRITES_MAX,
     BatchReconciler,
@@ -21,7 +22,7 @@ from shoal_operator.kube.kube import format_now
 from shoal_operator.model import external
 from shoal_operator.model import groups as model
 from shoal_operator.model.resources.share_group import ShareGroup
-from shoal_operator.queues import config_changes, dead_letter_topics
+from shoal_operator.queues import dead_letter_topics
 from shoal_operator.queues.group_offsets import (
     choose_first_offsets,
     find_pending_reset,
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
     from shoal_operator.brokers.broker_states import GroupState
     from shoal_operator.brokers.calls import Brokers
+    from shoal_operator.brokers.config_changes import Refused
     from shoal_operator.kube.kube import KubeClient
     from shoal_operator.kube.store import Store
     from shoal_operator.model.resources.share_group import (
         ShareGroupSpecReset,
         ShareGroupStatusPatch,
     )
-    from shoal_operator.queues.config_changes import Refused
     from shoal_operator.queues.group_monitor import GroupMonitor
 
 KIND = "ShareGroup"
@@ -78,7 +79,7 @@ def find_unsupported(resource: ShareGroup, known_configs: Collection[str]) -> Ve
 
 async def alter_configs(
     brokers: Brokers, changes: Mapping[str, Mapping[str, str | None]]
-) -> tuple[Refused, dict[str, tuple[str, str]]]:
+) -> tuple[Refused[str], dict[str, tuple[str, str]]]:
     """Set group configs; return the errors by group and config, and the warnings by group. Raises
     `ClientError`.
 
@@ -99,17 +100,6 @@ async def alter_configs(
         del refused[group][model.ORDERING]
     refused = {group: errors for group, errors in refused.items() if errors}
     return refused, dict.fromkeys(unordered, ("OrderingUnsupported", text))
-
-
-def make_refusal(errors: Mapping[str, KafkaError]) -> Verdict:
-    """Return the verdict on a group of which the brokers refused these configs."""
-    if any(error.retriable for error in errors.values()):
-        text = f"The brokers refused the group's configs: {next(iter(errors.values()))}."
-        return Verdict.make_waiting("ConfigRefused", text)
-    by_field = {model.get_field(config): error for config, error in sorted(errors.items())}
-    causes = "; ".join(f"spec.{field}: {error}" for field, error in by_field.items())
-    text = f"The brokers refused {causes}. Change the spec. The other fields are in effect."
-    return Verdict.make_refused("ConfigRefused", text)
 
 
 class ShareGroupReconciler(BatchReconciler[ShareGroup]):
@@ -279,7 +269,10 @@ class ShareGroupReconciler(BatchReconciler[ShareGroup]):
         )
         if not errors:
             fields["configuredGeneration"] = resource["metadata"]["generation"]
-        refused = make_refusal(errors) if errors else None
+        refused = None
+        if errors:
+            by_field = {f"spec.{model.get_field(config)}": e for config, e in errors.items()}
+            refused = config_changes.make_refusal(by_field)
         reset = find_pending_reset(resource)
         if waiting or not reset:
             return refused or waiting or _make_ready_verdict(), fields

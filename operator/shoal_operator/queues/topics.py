@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from shoal.client.admin.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator.brokers import config_checks
+from shoal_operator.brokers import config_changes, config_checks
 from shoal_operator.brokers.batch_reconciler import BatchReconciler, ResourceOutcome
 from shoal_operator.kube import drift
 from shoal_operator.kube.conditions import Verdict
 from shoal_operator.model import broker_config, external, pod_layout, tiered
 from shoal_operator.model.resources.queue_topic import QueueTopic
-from shoal_operator.queues import config_changes, topic_replicas
+from shoal_operator.queues import topic_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
