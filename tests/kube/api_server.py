@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import functools
 import hashlib
 import itertools
 import re
@@ -128,7 +129,7 @@ class ApiServer(KubeClient):
         self._check(kind, more[0] if more else "")
         self._refuse(verb, kind, more, body)
         if verb == "list":
-            return self._list(kind, (params or {}).get("labelSelector", ""))
+            return self._list(kind, params or {})
         if more[-1:] == ["scale"]:
             return self._scale(verb, kind, more[0], body)
         name = more[0] if more else body["metadata"].get("name", f"made-{next(self.numbers)}")
@@ -179,14 +180,23 @@ class ApiServer(KubeClient):
             raise KubeError(404, "the server could not find the requested resource")
         return {"resources": [{"kind": kind} for kind in self.installed[api_version]]}
 
-    def _list(self, kind: str, selector: str) -> Manifest:
-        wanted = [term.partition("=")[::2] for term in selector.split(",") if term]
+    def _list(self, kind: str, params: Mapping[str, str]) -> Manifest:
+        """A page of the objects that both selectors name."""
+        labels, fields = (
+            [term.partition("=")[::2] for term in params.get(key, "").split(",") if term]
+            for key in ("labelSelector", "fieldSelector")
+        )
         found = [
             one
             for one in self.all(kind)
-            if all(one["metadata"].get("labels", {}).get(k) == v for k, v in wanted)
+            if all(one["metadata"].get("labels", {}).get(k) == v for k, v in labels)
+            and all(_get_field(one, path) == value for path, value in fields)
         ]
-        return {"items": copy.deepcopy(found), "metadata": {"resourceVersion": "1"}}
+        begin, size = int(params.get("continue", 0)), int(params.get("limit", len(found)))
+        meta = {"resourceVersion": "1"}
+        if begin + size < len(found):
+            meta["continue"] = str(begin + size)
+        return {"items": copy.deepcopy(found[begin : begin + size]), "metadata": meta}
 
     def _scale(self, verb: str, kind: str, name: str, body: Any) -> Manifest:
         """The subresource `scale` of a Deployment or a StatefulSet."""
@@ -323,6 +333,11 @@ def _parts(path: str) -> list[str]:
     # Nodes and definitions have no namespace, and lists may be of all.
     _, plural, *more = rest.split("/") if rest else path.split("/")[2 + path.startswith("/apis/") :]
     return [KINDS[plural], *more]
+
+
+def _get_field(manifest: Manifest, path: str) -> Any:
+    """Return the value of a field selector such as `involvedObject.name`."""
+    return functools.reduce(lambda value, key: value.get(key, {}), path.split("."), manifest)
 
 
 def _version(manifest: Manifest) -> str:

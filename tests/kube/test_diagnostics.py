@@ -13,6 +13,7 @@ from kube.test_spark_consumers import CONSUMER as OF_SPARK
 from kube.test_spark_consumers import CONTEXT
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.brokers.diagnostics import (
+    BROKER,
     CONSUMER,
     SCHEDULED_SECONDS_MAX,
     BrokerDisk,
@@ -225,6 +226,12 @@ def test_pods_that_the_api_server_refuses(message: str, remedy: str) -> None:
         ("FailedMount", "VolumeNotMounted"),
         ("FailedAttachVolume", "VolumeNotMounted"),
         ("FailedCreatePodSandBox", "PodNotStarted"),
+        ("NetworkNotReady", "PodNotStarted"),
+        ("FailedPrepareDynamicResources", "PodNotStarted"),
+        # A condition or a container says these.
+        ("FailedScheduling", None),
+        ("Failed", None),
+        ("BackOff", None),
         ("Unhealthy", None),
     ],
 )
@@ -237,6 +244,105 @@ def test_pods_that_wait_before_their_containers(reason: str, expected: str | Non
     runs = pod()
     runs["status"]["phase"] = "Running"
     assert diagnose_pods([runs], (), [about]) is None
+
+
+def test_a_warning_of_a_young_pod_may_pass() -> None:
+    """A cluster that begins has no false alarms."""
+    about = event("NetworkNotReady", "cni plugin not initialized", "Pod", "main-broker-0")
+    waits = pod({"reason": "ContainerCreating"})
+    waits["metadata"]["creationTimestamp"] = before(1)
+    assert diagnose_pods([waits], (), [about]) is None
+    waits["metadata"]["creationTimestamp"] = before(60)
+    assert diagnose_pods([waits], (), [about]) is not None
+
+
+def on_node(*, meta: Any = None, containers: str = "True", **ready: Any):
+    """A pod that has started on the node `far`, with these conditions."""
+    found = pod()
+    stamp = {"lastTransitionTime": before(60)}
+    found["status"]["conditions"] = [
+        {"type": "Ready", "status": "False"} | stamp | ready,
+        {"type": "ContainersReady", "status": containers} | stamp,
+    ]
+    return found | {"metadata": found["metadata"] | (meta or {}), "spec": {"nodeName": "far"}}
+
+
+def failed(reason: str, message: str):
+    """A pod that its node has ended or has not taken; the kubelet may have ended its container."""
+    found = just_ended(137)
+    found["status"] |= {"phase": "Failed", "reason": reason, "message": message}
+    return found | {"spec": {"nodeName": "far"}}
+
+
+GATE = {"reason": "ReadinessGatesNotReady", "message": 'readiness gate "lb/a" does not exist'}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (on_node, "NodeLost: main-broker-0: its node far does not answer. .*out-of-service"),
+        # The kubelet says so: its containers are not ready either.
+        (partial(on_node, containers="False"), None),
+        (partial(on_node, status="True"), None),
+        (partial(on_node, **GATE), 'ReadinessGateWaits: .*readiness gate "lb/a" does not exist'),
+        (
+            lambda: on_node(meta={"deletionTimestamp": before(60)}),
+            "NodeLost: main-broker-0 is deleted, and its node far has not ended it",
+        ),
+        (lambda: on_node(meta={"deletionTimestamp": before(1)}), None),
+        (
+            lambda: on_node(meta={"deletionTimestamp": before(60), "finalizers": ["mesh/x"]}),
+            "PodNotEnded: .*finalizers keep it: mesh/x",
+        ),
+        (
+            lambda: failed("Evicted", "The node was low on resource: ephemeral-storage."),
+            "PodFailed: main-broker-0, on the node far: Evicted: The node was low .* Free what",
+        ),
+        (
+            lambda: failed("UnexpectedAdmissionError", "no gpu"),
+            "PodFailed: .*: UnexpectedAdmissionError: no gpu. Check the node far",
+        ),
+    ],
+)
+def test_what_a_node_does_to_a_pod(make: Callable[[], Any], words: str | None) -> None:
+    found = diagnose_pods([make()], ())
+    if words is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert re.match(words, ": ".join(found)), found
+
+
+def test_a_probe_that_ends_a_container_is_named() -> None:
+    """The kubelet ends it with the code 137, as other causes do."""
+    probe = event("Unhealthy", "Liveness probe failed: connection refused", "Pod", "main-broker-0")
+    other = event("Unhealthy", "Readiness probe failed: no", "Pod", "main-broker-0")
+    for role in (BROKER, CONSUMER):
+        found = diagnose_pods([ended("Error", code=137)], (), [other, probe], role=role)
+        assert found is not None
+        assert "exit code 137" in found.message
+        assert "Liveness probe failed: connection refused. Correct the probe" in found.message
+    quiet = diagnose_pods([ended("Error", code=137)], (), [other])
+    assert quiet is not None
+    assert "probe" not in quiet.message
+
+
+def test_a_pod_that_its_node_has_just_refused_is_why_there_is_no_other() -> None:
+    kube = ApiServer(CrashPoint())
+    kube.add(
+        {"apiVersion": "v1", "kind": "Pod"}
+        | failed("OutOfpods", "Node didn't have enough resource")
+    )
+    meta = kube.find("Pod", "main-broker-0")["metadata"]
+    meta |= {"namespace": "n", "labels": consumer_pod.build_selector("c")}
+
+    def look(age: float) -> str:
+        meta["creationTimestamp"] = before(age)
+        workloads = WorkloadManager(kube, kube.store(), ChartSettings("b:1", "s:1", "r", "http"))
+        return asyncio.run(workloads.apply(WORKER, CONTEXT, 1, 0)).verdict.reason
+
+    assert look(5) == "PodFailed"
+    assert look(3600) == "Scaling"
 
 
 def test_a_consumer_says_why_its_pods_are_not_ready() -> None:
@@ -312,11 +418,21 @@ def test_jobs_and_drivers_say_why_their_pods_are_not_there() -> None:
             "VolumeNotMounted",
         ),
         (event("FailedCreate", "exceeded quota: q"), "PodRefused"),
+        (
+            event("ProvisioningFailed", "no room", "PersistentVolumeClaim", "data-main-broker-0"),
+            "VolumeNotBound",
+        ),
         (event("FailedMount", "of another pod", "Pod", "other-0"), "Starting"),
     ],
 )
 def test_a_cluster_says_why_a_broker_is_not_there(about: dict[str, Any], reason: str) -> None:
+    """Also in a namespace with more warnings about others than the API server lists at once."""
     kube = ApiServer(CrashPoint())
+    for number in range(600):
+        noise = event("BackOff", "of another team", "Pod", "other-0")
+        meta = {"name": f"a-{number}", "namespace": "n"}
+        made = {"apiVersion": "v1", "kind": "Event", "metadata": meta, "type": "Warning"}
+        kube.objects["Event", meta["name"]] = made | noise
     kube.unready.add("main-broker-0")
     spec = {"replicas": 1, "storage": {"size": "1Gi"}, "metrics": {"port": 9404}}
     kube.add(resource("QueueCluster", "main", listeners=[{"name": "p", "port": 9092}], **spec))
@@ -336,10 +452,20 @@ def test_a_cluster_says_why_a_broker_is_not_there(about: dict[str, Any], reason:
     asyncio.run(reconcile())
     if reason == "PodRefused":
         del kube.objects["Pod", "main-broker-0"]
+    elif reason == "VolumeNotBound":
+        claim = {"metadata": {"name": "data-main-broker-0", "namespace": "n"}}
+        requests = {"resources": {"requests": {"storage": "1Gi"}}}
+        pending = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "status": {}}
+        kube.add(pending | claim | {"spec": requests})
+        kube.find("PersistentVolumeClaim", "data-main-broker-0")["status"]["phase"] = "Pending"
+        unbound = {"type": "PodScheduled", "status": "False", "message": "persistentvolumeclaim"}
+        kube.find("Pod", "main-broker-0")["status"]["conditions"].append(unbound)
     asyncio.run(reconcile())
     conditions = kube.find("QueueCluster", "main")["status"]["conditions"]
     (ready,) = [one for one in conditions if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", reason)
+    if reason == "VolumeNotBound":
+        assert "no room. Check the storage class" in ready["message"]
 
 
 def test_a_pod_that_is_not_scheduled_at_once_is_no_trouble() -> None:
@@ -370,6 +496,11 @@ def test_a_claim_that_is_not_bound_names_its_class() -> None:
     assert found.reason == "VolumeNotBound"
     assert "data-main-broker-0" in found.message
     assert "storage class fast" in found.message
+    said = 'driver "fast": quota of the storage exceeded.'
+    about = event("ProvisioningFailed", said, "PersistentVolumeClaim", "data-main-broker-0")
+    found = diagnose_pods([pod(message=unbound)], [claim], [about])
+    assert found is not None
+    assert 'is pending: driver "fast": quota of the storage exceeded. Check the ' in found.message
     full = diagnose_pods([pod(message="0/1 nodes are available: 1 Insufficient cpu.")], [claim])
     assert full is not None
     assert full.reason == "Unschedulable"

@@ -21,6 +21,8 @@ NEARLY_FULL_BYTES, FULL_BYTES = 64 << 20, 8 << 20
 SCHEDULED_SECONDS_MAX = 10.0
 #: How long an init container may run, and a probe may fail, until that is what a pod waits for.
 STARTED_SECONDS_MAX = 10.0
+#: How long a pod may take to end when its grace period is over.
+ENDED_SECONDS_MAX = 30.0
 NO_SPACE = "No space left on device"
 OOM_KILLED = "OOMKilled"
 _PULL = (
@@ -33,6 +35,29 @@ _PULL = (
 )
 #: Reasons of events about volumes of a pod.
 _MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+#: Reasons of warnings about a pod that starts which say nothing that its status does not: of the
+#: scheduler, of images and of probes.
+_OF_STATUS = (
+    "FailedScheduling",
+    "Failed",
+    "BackOff",
+    "InspectFailed",
+    "FailedToRetrieveImagePullSecret",
+    "Unhealthy",
+    "DNSConfigForming",
+)
+#: Words before the reason why the kubelet has ended a container.
+_KILLING_PROBES = ("Liveness probe failed", "Startup probe failed")
+#: What to do about a pod that a node has ended or has not taken, by its reason.
+_FAILURES = {
+    "Evicted": "Free what is short there, or set requests that say what the pod needs.",
+    "Preempting": "Give the pod a higher priority, or its node more room.",
+}
+_LOST = (
+    "Check the node. Once it is off for good, add the taint "
+    "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to it, which releases its pods and "
+    "volumes."
+)
 #: Words of the API server about a pod or claim that it refuses, and the remedy.
 _REFUSALS = (
     ("exceeded quota", "Raise the ResourceQuota, or ask for less."),
@@ -88,18 +113,58 @@ def diagnose_pods(
     """
     for pod in pods:
         diagnosis = (
-            _diagnose_containers(pod, role)
-            or _diagnose_scheduling(pod, claims)
+            _diagnose_failed(pod)
+            or _diagnose_containers(pod, events, role)
+            or _diagnose_scheduling(pod, claims, events)
             or _diagnose_init_container(pod)
         )
         if diagnosis:
             return diagnosis
-    return _diagnose_events(pods, events) or (
-        _diagnose_probes(pods, events) if role is CONSUMER else None
-    )
+    of_probes = _diagnose_probes(pods, events) if role is CONSUMER else None
+    of_nodes = (diagnosis for pod in pods if (diagnosis := _diagnose_node(pod)))
+    return _diagnose_events(pods, events) or of_probes or next(of_nodes, None)
 
 
-def _diagnose_containers(pod: Mapping[str, Any], role: PodRole) -> Diagnosis | None:
+def _diagnose_failed(pod: Mapping[str, Any]) -> Diagnosis | None:
+    """Return why a node has ended a pod, or has not taken it."""
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    reason = status.get("reason")
+    if status.get("phase") != "Failed" or not reason:
+        return None
+    node = pod.get("spec", {}).get("nodeName", "")
+    said = status.get("message", "").strip().rstrip(".")
+    remedy = _FAILURES.get(reason, f"Check the node {node}.")
+    return Diagnosis("PodFailed", f"{name}, on the node {node}: {reason}: {said}. {remedy}")
+
+
+def _diagnose_node(pod: Mapping[str, Any]) -> Diagnosis | None:
+    """Return why a pod whose containers are ready is not ready itself, or why it does not end."""
+    meta, node = pod["metadata"], pod.get("spec", {}).get("nodeName", "")
+    name, deleted = meta["name"], meta.get("deletionTimestamp")
+    if deleted:
+        if clock.count_seconds_since(deleted) < ENDED_SECONDS_MAX:
+            return None
+        if finalizers := ", ".join(meta.get("finalizers", [])):
+            text = f"{name} is deleted, and its finalizers keep it: {finalizers}. "
+            return Diagnosis("PodNotEnded", f"{text}Check the controller that removes them.")
+        text = f"{name} is deleted, and its node {node} has not ended it. "
+        return Diagnosis("NodeLost", text + _LOST)
+    states = {state["type"]: state for state in pod.get("status", {}).get("conditions", [])}
+    ready, containers = states.get("Ready", {}), states.get("ContainersReady", {})
+    if ready.get("status") == "True" or containers.get("status") != "True":
+        return None
+    if ready.get("reason") != "ReadinessGatesNotReady":
+        return Diagnosis("NodeLost", f"{name}: its node {node} does not answer. {_LOST}")
+    if clock.count_seconds_since(containers["lastTransitionTime"]) < STARTED_SECONDS_MAX:
+        return None
+    said = ready.get("message", "").rstrip(".")
+    text = f"{name}: {said}. Check the controller of this readiness gate."
+    return Diagnosis("ReadinessGateWaits", text)
+
+
+def _diagnose_containers(
+    pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], role: PodRole
+) -> Diagnosis | None:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     statuses = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     for container in statuses:
@@ -125,8 +190,20 @@ def _diagnose_containers(pod: Mapping[str, Any], role: PodRole) -> Diagnosis | N
             return Diagnosis("ImageNotPulled", text)
         if NO_SPACE in message:
             return Diagnosis("DiskFull", f"{text} Raise spec.storage.size.")
+        if probe := _find_killing_probe(name, events):
+            text = f"{text} {probe}. Correct the probe, or give the program more time."
         return Diagnosis("BrokerFails" if role is BROKER else "ConsumerFails", text)
     return None
+
+
+def _find_killing_probe(name: str, events: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the newest probe said for which the kubelet ends containers of a pod."""
+    said = [
+        str(event.get("message", "")).strip().rstrip(".:")
+        for event in sorted(events, key=_get_time, reverse=True)
+        if event["involvedObject"]["name"] == name and event.get("reason") == "Unhealthy"
+    ]
+    return next((text for text in said if text.startswith(_KILLING_PROBES)), "")
 
 
 def _diagnose_init_container(pod: Mapping[str, Any]) -> Diagnosis | None:
@@ -175,21 +252,24 @@ def _diagnose_events(
 ) -> Diagnosis | None:
     """Return why a pod was not created, or waits before its containers start."""
     starting = {
-        pod["metadata"]["name"]
+        pod["metadata"]["name"]: pod["metadata"].get("creationTimestamp")
         for pod in pods
         if pod.get("status", {}).get("phase", "Pending") == "Pending"
     }
     for event in sorted(events, key=_get_time, reverse=True):
         about, text = event["involvedObject"], event.get("message", "").strip()
-        reason = event.get("reason", "")
+        name, reason = about["name"], event.get("reason", "")
         if reason == "FailedCreate":
-            return diagnose_refusal(about["kind"], about["name"], text)
-        if about["name"] in starting and reason in _MOUNT:
+            return diagnose_refusal(about["kind"], name, text)
+        if name not in starting or reason in _OF_STATUS:
+            continue
+        if reason in _MOUNT:
             remedy = "Create what the message names, or remove the volume from the template."
-            return Diagnosis("VolumeNotMounted", f"{about['name']}: {text.rstrip('.')}. {remedy}")
-        if about["name"] in starting and reason == "FailedCreatePodSandBox":
-            remedy = "Check the network plugin of its node."
-            return Diagnosis("PodNotStarted", f"{about['name']}: {text.rstrip('.')}. {remedy}")
+            return Diagnosis("VolumeNotMounted", f"{name}: {text.rstrip('.')}. {remedy}")
+        created = starting[name]
+        if not created or clock.count_seconds_since(created) > STARTED_SECONDS_MAX:
+            remedy = "Check its node, and the network plugin there."
+            return Diagnosis("PodNotStarted", f"{name}: {text.rstrip('.')}. {remedy}")
     return None
 
 
@@ -204,7 +284,9 @@ def diagnose_refusal(kind: str, name: str, message: str) -> Diagnosis:
 
 
 def _diagnose_scheduling(
-    pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]
+    pod: Mapping[str, Any],
+    claims: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
 ) -> Diagnosis | None:
     name = pod["metadata"]["name"]
     if silent := _find_silent_scheduler(pod):
@@ -223,14 +305,23 @@ def _diagnose_scheduling(
         )
         for claim in claims:
             if of_volumes and claim.get("status", {}).get("phase") == "Pending":
-                storage_class = claim["spec"].get("storageClassName") or "the default one"
-                return Diagnosis(
-                    "VolumeNotBound",
-                    f"{name}: {message}; volume claim {claim['metadata']['name']} is pending: is "
-                    f"there a storage class {storage_class}?",
-                )
+                cause = _find_provisioning_failure(claim, events)
+                text = f"{name}: {message}; volume claim {claim['metadata']['name']} is pending"
+                return Diagnosis("VolumeNotBound", f"{text}: {cause}")
         return Diagnosis("Unschedulable", f"{name}: {message}")
     return None
+
+
+def _find_provisioning_failure(
+    claim: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return why a claim has no volume: what its events say, else a guess."""
+    storage_class = claim["spec"].get("storageClassName") or "the default one"
+    for event in sorted(events, key=_get_time, reverse=True):
+        if event["involvedObject"]["name"] == claim["metadata"]["name"]:
+            said = event.get("message", "").strip().rstrip(".")
+            return f"{said}. Check the storage class {storage_class} and its driver."
+    return f"is there a storage class {storage_class}?"
 
 
 def _find_silent_scheduler(pod: Mapping[str, Any]) -> str:

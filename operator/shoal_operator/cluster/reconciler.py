@@ -346,7 +346,8 @@ class QueueClusterReconciler:
         return self._pacing.compute_delay(step, verdict)
 
     async def _with_warnings(self, observation: Observation, step: Step) -> Observation:
-        """Add the events about pods that are not ready, and about StatefulSets without all pods."""
+        """Add the events about pods that are not ready, about claims without volumes, and about
+        StatefulSets without all pods."""
         if isinstance(step, roller.DoneStep | roller.RestartStep):
             return observation
         lacking = [
@@ -358,7 +359,13 @@ class QueueClusterReconciler:
         unready = [pod["metadata"]["name"] for pod in observation.pods if not pods.is_ready(pod)]
         if not lacking and not unready:
             return observation
-        warnings = await self._kube.list_warnings(self._namespace, {*lacking, *unready})
+        unbound = [
+            claim["metadata"]["name"]
+            for claim in observation.claims
+            if claim.get("status", {}).get("phase") == "Pending"
+        ]
+        involved = [*lacking, *unready, *unbound]
+        warnings = await self._kube.list_warnings(self._namespace, involved)
         return dataclasses.replace(observation, warnings=tuple(warnings))
 
     async def _secure(self, cluster: QueueCluster) -> SecuredCluster:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: A SparkApplication without a state after this time has no Spark operator.
 SILENCE_SECONDS_MAX = 30
+#: The age up to which a pod that a node has not taken is why no other one runs.
+REFUSED_SECONDS_MAX = 60.0
 _FAILED = ("FAILED", "SUBMISSION_FAILED", "FAILING")
 #: Reasons of workloads that start, and of which the pods may say why they do not.
 _STARTING = ("Scaling", "ApplicationStarting")
@@ -196,9 +198,9 @@ class WorkloadManager:
         if verdict.reason not in _STARTING:
             return verdict
         namespace = consumer["metadata"]["namespace"]
-        pods = self._list_pods(namespace, selector)
-        involved = {pod["metadata"]["name"] for pod in pods} | set(creators)
-        events = await self._kube.list_warnings(namespace, involved) if involved else []
+        pods = self._list_pods(namespace, selector) or self._list_refused(namespace, selector)
+        involved = [*creators, *(pod["metadata"]["name"] for pod in pods)]
+        events = await self._kube.list_warnings(namespace, involved)
         diagnosis = diagnostics.diagnose_pods(pods, (), events, role=diagnostics.CONSUMER)
         return _add_cause(verdict, diagnosis) if diagnosis else verdict
 
@@ -290,6 +292,16 @@ class WorkloadManager:
             pod
             for pod in self._store.list_labelled("Pod", namespace, selector)
             if pod.get("status", {}).get("phase") in ("Pending", "Running")
+        ]
+
+    def _list_refused(self, namespace: str, selector: Mapping[str, str]) -> Sequence[Manifest]:
+        """Return the newest pods that have failed. Older ones tell nothing about those that start
+        now."""
+        return [
+            pod
+            for pod in self._store.list_labelled("Pod", namespace, selector)
+            if pod.get("status", {}).get("phase") == "Failed"
+            and get_age_seconds(pod) < REFUSED_SECONDS_MAX
         ]
 
     def _find_driver(self, meta: Mapping[str, Any]) -> Manifest:

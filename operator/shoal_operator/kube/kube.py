@@ -59,6 +59,8 @@ PLURALS = {
 }
 TIMEOUT_SECONDS = 20.0
 PAGE_OBJECTS = 500
+#: Objects whose events are read for one diagnosis.
+INVOLVED_MAX = 10
 #: How long one watch lasts before the next one starts.
 WATCH_SECONDS = 290
 #: Labels with the name of the resource for which an object was created, and its kind. The first one
@@ -271,20 +273,27 @@ class KubeClient:
         path = _build_path(api_version, kind, namespace, name) + "/scale"
         await self._call("patch", path, {"spec": {"replicas": replicas}}, _MERGE, _MANAGER)
 
-    async def list_warnings(self, namespace: str, involved: Collection[str]) -> list[Manifest]:
-        """Return the warning events about objects of these names; none if it is not allowed."""
-        params = {"limit": str(PAGE_OBJECTS), "fieldSelector": "type=Warning"}
-        try:
-            page = await self._call("list", _build_path("v1", "Event", namespace), params=params)
-        except KubeError as error:
-            if error.status != 403:
-                raise
-            return []
-        return [
-            event
-            for event in page["items"]
-            if event.get("type") == "Warning" and event["involvedObject"]["name"] in involved
-        ]
+    async def list_warnings(self, namespace: str, involved: Iterable[str]) -> list[Manifest]:
+        """Return the warning events about objects of these names, the first `INVOLVED_MAX` of them;
+        none if it is not allowed. Each is asked for by name, since a namespace may have many."""
+        path = _build_path("v1", "Event", namespace)
+        events: list[Manifest] = []
+        for name in list(dict.fromkeys(involved))[:INVOLVED_MAX]:
+            selector = f"type=Warning,involvedObject.name={name}"
+            params = {"limit": str(PAGE_OBJECTS), "fieldSelector": selector}
+            try:
+                page = await self._call("list", path, params=params)
+            except KubeError as error:
+                if error.status != 403:
+                    raise
+                return []
+            # `shoal up` has no selectors of fields.
+            events += [
+                event
+                for event in page["items"]
+                if event.get("type") == "Warning" and event["involvedObject"]["name"] == name
+            ]
+        return events
 
     async def list_snapshot(
         self,
