@@ -329,10 +329,7 @@ def test_a_probe_that_ends_a_container_is_named() -> None:
 
 def test_a_pod_that_its_node_has_just_refused_is_why_there_is_no_other() -> None:
     kube = ApiServer(CrashPoint())
-    kube.add(
-        {"apiVersion": "v1", "kind": "Pod"}
-        | failed("OutOfpods", "Node didn't have enough resource")
-    )
+    kube.add({"apiVersion": "v1", "kind": "Pod"} | failed("OutOfpods", "no room"))
     meta = kube.find("Pod", "main-broker-0")["metadata"]
     meta |= {"namespace": "n", "labels": consumer_pod.build_selector("c")}
 

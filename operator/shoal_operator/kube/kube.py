@@ -17,7 +17,7 @@ from shoal_operator import metrics
 from shoal_operator.model import names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from lightkube.config.kubeconfig import SingleConfig
 
