@@ -66,19 +66,34 @@ def page(definition: Mapping[str, Any], manifests: list[str]) -> str:
 
 
 def find_examples(definition: Mapping[str, Any], manifests: list[str]) -> Examples:
-    """Return an example of each field of a definition's `spec` that has one, by path: the first
-    value that a manifest sets, or else one of `FURTHER`."""
+    """Return an example of each field of a definition's `spec`, by path: the first value that a
+    manifest sets, if it fits into a line, or one of `FURTHER`, or one that follows from the schema.
+    """
     further = yaml.safe_load(FURTHER.read_text())
     by_end = further["any"] | further.get(definition["spec"]["names"]["kind"], {})
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     found = _read_values(manifests)
-    for path, field in iterate_fields(schema["properties"]["spec"], "spec"):
+    # Depth first, so that this comes to the fields of an object before it comes to the object.
+    for path, field in reversed(list(iterate_fields(schema["properties"]["spec"], "spec"))):
+        if format_example(path, field, found):
+            continue
         parts = path.split(".")
         ends = [".".join(parts[start:]) for start in range(1, len(parts))]
         end = next((end for end in ends if end in by_end), None)
-        if end is not None and not _format_example(path, field, found):
-            found[path] = by_end[end]
+        found[path] = _derive(path, field, found) if end is None else by_end[end]
     return found
+
+
+def _derive(path: str, field: Mapping[str, Any], examples: Examples) -> Any:
+    """Return the first value that is not the default or, for an object, what it has to have, or
+    else its first field; None if the schema does not say enough."""
+    if field.get("type") == "array":
+        return [_derive(f"{path}[]", field["items"], examples)]
+    values = [True, False] if field.get("type") == "boolean" else field.get("enum", [])
+    if values:
+        return next(value for value in values if value != field.get("default"))
+    fields = field.get("required") or list(field.get("properties", {}))[:1]
+    return {name: examples[f"{path}.{name}"] for name in fields} or None
 
 
 def iterate_fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -133,21 +148,21 @@ def _row(path: str, field: Mapping[str, Any], required: bool, examples: Examples
         notes.append("one of " + ", ".join(f"`{v}`" for v in field["enum"]))
     notes += [text.format(field[key]) for key, text in _BOUNDS.items() if key in field]
     text = field.get("description", "")
-    if example := _format_example(path, field, examples):
+    if example := format_example(path, field, examples):
         text += f" Example: `{example}`."
     anchor = path.replace("[]", "")
     row = f'* <a id="{anchor}"></a>[`{path}`](#{anchor}) ({"; ".join(notes)})'
     return row + (f": {text.strip()}" if text else "")
 
 
-def _format_example(path: str, field: Mapping[str, Any], examples: Examples) -> str:
+def format_example(path: str, field: Mapping[str, Any], examples: Examples) -> str:
     """Return the field with a value of an example, as one line of YAML; "" without one."""
-    if path not in examples or examples[path] == field.get("default"):
+    value = examples.get(path)
+    if value is None or value == field.get("default") or (value == {} and field.get("properties")):
         return ""
-    name = path.rpartition(".")[2]
-    line = _plain({name: examples[path]})[1:-1]
+    line = _plain({path.rpartition(".")[2]: value})[1:-1]
     fits = len(line) <= _EXAMPLE_LENGTH_MAX and "\n" not in line and "`" not in line
-    return line if fits and examples[path] != {} else ""
+    return line if fits else ""
 
 
 def _rules(schema: Mapping[str, Any], indent: str) -> Iterator[str]:
