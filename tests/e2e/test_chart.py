@@ -509,6 +509,10 @@ def test_the_pods_are_placed_and_secured_as_the_values_say() -> None:
         "containerSecurityContext": {"seccompProfile": {"type": "Localhost"}},
         "logLevel": "DEBUG",
         "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "extraVolumes": [{"name": "authorities", "configMap": {"name": "company-ca"}}],
+        "extraVolumeMounts": [{"name": "authorities", "mountPath": "/etc/company"}],
+        "livenessProbe": {"timeoutSeconds": 9},
+        "readinessProbe": {"periodSeconds": 9},
     }
     made = named(template(**values, **USER))
     operator = made["Deployment", "shoal-system", "shoal-operator"]["spec"]
@@ -520,6 +524,12 @@ def test_the_pods_are_placed_and_secured_as_the_values_say() -> None:
     (container,) = pod["containers"]
     assert "--log-level=DEBUG" in container["args"]
     assert values["extraEnv"][0] in container["env"]
+    assert pod["volumes"][-1:] == values["extraVolumes"]
+    assert container["volumeMounts"][-1:] == values["extraVolumeMounts"]
+    (usual,) = (m for m in template() if m["kind"] == "Deployment")
+    (before,) = usual["spec"]["template"]["spec"]["containers"]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe] == before[probe] | values[probe]
     console = made["Deployment", "shoal-system", "shoal-console"]["spec"]["template"]["spec"]
     hook = made["Pod", "shoal-system", "shoal-operator-test"]["spec"]
     for each in (pod, console, hook):
