@@ -26,7 +26,7 @@ from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.consumers.workloads import WorkloadManager
 from shoal_operator.kube.conditions import Verdict, build_conditions
 from shoal_operator.kube.statuses import list_unreported
-from shoal_operator.model import consumer_pod
+from shoal_operator.model import consumer_pod, spark
 from shoal_operator.model.names import CONSUMER_LABEL
 from shoal_operator.settings import ChartSettings
 
@@ -405,6 +405,17 @@ def test_jobs_and_drivers_say_why_their_pods_are_not_there() -> None:
     said = look(OF_SPARK)
     assert said.reason == "Unschedulable"
     assert "The SparkApplication is SUBMITTED. c-driver: 0/1 nodes" in said.message
+    # Its executors: some work, so it is ready.
+    kube.find("SparkApplication", "c")["status"]["applicationState"]["state"] = "RUNNING"
+    kube.find("Pod", "c-driver")["status"] = {"phase": "Running"}
+    executor = pod(message="0/1 nodes are available: Insufficient memory.")
+    labels = {**spark.build_executor_selector("c"), CONSUMER_LABEL: "c"}
+    executor["metadata"] |= {"name": "c-exec-1", "namespace": "n", "labels": labels}
+    executor["status"]["phase"] = "Pending"
+    kube.add({"apiVersion": "v1", "kind": "Pod", **executor})
+    said = look(OF_SPARK)
+    assert (said.ready, said.reason) == (True, "Unschedulable")
+    assert "0 of 1 executors run. c-exec-1: 0/1 nodes" in said.message
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,16 @@ OBJECTS = [
     ("v1", "Secret", "main-broker-tls"),
     ("v1", "Secret", "main-operator-tls"),
     ("v1", "Secret", "main-cluster-ca-cert"),
+    ("v1", "Secret", "main-clients-ca-cert"),
     ("policy/v1", "PodDisruptionBudget", "main-broker"),
     ("networking.k8s.io/v1", "NetworkPolicy", "main-broker"),
     ("apps/v1", "StatefulSet", "main-broker"),
+]
+#: Secrets that a user may provide: the cluster uses them, or says what they lack.
+PROVIDED = [
+    ("v1", "Secret", "main-cluster-ca"),
+    ("v1", "Secret", "main-clients-ca"),
+    ("v1", "Secret", "main-delegation-token-key"),
 ]
 
 
@@ -103,6 +110,31 @@ def test_a_cluster_takes_over_no_object(api_version: str, kind: str, name: str) 
     del kube.objects[kind, name]
     reconcile(kube)
     assert kube.find(kind, name)["metadata"]["labels"][names.CLUSTER_LABEL] == "main"
+
+
+def test_no_object_of_a_cluster_is_forgotten_here() -> None:
+    kube = ApiServer(CrashPoint())
+    kube.controllers_paused = True
+    kube.add(resource("QueueCluster", "main", **CLUSTER))
+    reconcile(kube)
+    made = {(found["apiVersion"], *key) for key, found in kube.objects.items()}
+    of_others = {one for one in made if one[1] in ("QueueCluster", "Event")}
+    assert made - of_others == {*OBJECTS, *PROVIDED}
+
+
+@pytest.mark.parametrize(("api_version", "kind", "name"), PROVIDED)
+def test_a_secret_without_a_key_is_neither_used_nor_changed(
+    api_version: str, kind: str, name: str
+) -> None:
+    kube = ApiServer(CrashPoint())
+    kube.controllers_paused = True
+    kube.add(foreign(api_version, kind, name))
+    before = copy.deepcopy(kube.find(kind, name))
+    kube.add(resource("QueueCluster", "main", **CLUSTER))
+    reconcile(kube)
+    assert kube.find(kind, name) == before
+    assert ready(kube, "QueueCluster", "main")[0] == "False"
+    assert warnings(kube, "main")
 
 
 def test_a_cluster_keeps_objects_whose_labels_were_removed() -> None:

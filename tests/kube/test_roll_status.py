@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from kube.kstatus import results
 from kube.test_evictions import BROKERS, NOW, World
+from kube.test_interrupted import CLUSTER, CrashingBrokers
+from kube.test_interrupted import World as Interrupted
+from servers import ShoalProcess
 from shoal_operator.brokers import roller
 from shoal_operator.brokers.diagnostics import Diagnosis
 from shoal_operator.brokers.roller import PartitionState, PostponeStep, RestartStep
 from shoal_operator.cluster import decision
+from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.kube.conditions import Verdict, build_conditions
+from shoal_operator.kube.kube import KubeError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Saturdays at two; NOW is a Thursday.
 WINDOW = {"schedule": "0 2 * * 6", "duration": "2h"}
@@ -113,3 +123,43 @@ def test_a_roll_that_waits_for_a_window_is_current_and_says_what_when_and_why() 
     )
     roll.resource["metadata"] |= {"generation": 1}
     assert results([roll.resource]) == ["Current"]
+
+
+def test_a_restart_that_the_api_server_refuses_is_said_and_repeated(tmp_path: Path) -> None:
+    """Without its reason, a roll would just not go on."""
+    broker = ShoalProcess(tmp_path, flags=["--node-id=0"]).start()
+    world = Interrupted(broker)
+    world.kube.add(CLUSTER)
+    asyncio.run(world.settle())
+    denied = KubeError(403, 'pods "main-broker-0" is forbidden: nobody deletes pods')
+    world.kube.refused["Pod", "main-broker-0"] = denied
+    config = {"num.partitions": "8"}
+    world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
+
+    async def run() -> list[str]:
+        brokers = CrashingBrokers(broker.bootstrap, world.crash_point)
+        place = (world.kube, world.kube.store(), brokers, "n", "main")
+        clusters = QueueClusterReconciler(*place, "image:1", on_reachable=lambda: None)
+        said = []
+        try:
+            for _ in range(3):
+                with pytest.raises(KubeError, match="nobody deletes pods"):
+                    await clusters.reconcile(["main"])
+                conditions = world.kube.find("QueueCluster", "main")["status"]["conditions"]
+                (one,) = (c for c in conditions if c["type"] == "Degraded")
+                said.append(f"{one['status']} {one['reason']}: {one['message']}")
+            del world.kube.refused["Pod", "main-broker-0"]
+            await clusters.reconcile(["main"])
+        finally:
+            await brokers.close()
+        return said
+
+    try:
+        first, second, third = asyncio.run(run())
+    finally:
+        broker.stop()
+    assert first.startswith("False")
+    assert second.startswith("True ApplyFailed: Pod main-broker-0 cannot be restarted: pods ")
+    assert third == second
+    assert len(world.event_messages("ApplyFailed")) == 1
+    assert world.kube.deleted == ["Pod/main-broker-0"]

@@ -189,6 +189,8 @@ class QueueClusterReconciler:
         self._config_event, self._image = "", image
         #: The digest of the static configs that the brokers have validated, and the verdict.
         self._checked: tuple[str, Verdict | None] = ("", None)
+        #: Why the pod that is to restart could not be deleted, empty after it was.
+        self._not_restarted = ""
         #: Since when StatefulSets are not observed.
         self._unobserved_ms: int | None = None
 
@@ -235,6 +237,8 @@ class QueueClusterReconciler:
                     secured.renewal,
                     not_finalized,
                 )
+                if self._not_restarted and isinstance(step, roller.RestartStep):
+                    verdict = verdict.with_warning(("ApplyFailed", self._not_restarted))
                 # The status comes before the restart: after a crash in between, the next operator
                 # reads that this one restarted the broker, and reports when it is ready again.
                 await self._status.write(observation, verdict)
@@ -624,6 +628,12 @@ class QueueClusterReconciler:
         await self._kube.record_event(
             cluster, "BrokerRestart", f"{name}: {step.reason}.", once=once
         )
-        deleted = await self._kube.delete(pod)
+        try:
+            deleted = await self._kube.delete(pod)
+        except KubeError as error:
+            if failures.judge(error).alarm:
+                self._not_restarted = f"Pod {name} cannot be restarted: {error}."
+            raise
+        self._not_restarted = ""
         if deleted:
             self._store.put(deleted)
