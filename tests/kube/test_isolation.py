@@ -223,6 +223,7 @@ def test_neighbours_of_a_bad_resource_are_ready(
         with pytest.raises(KubeError, match="Too long"):
             asyncio.run(world.reconcile(kind))
         assert [world.ready(kind, name)[0] for name in NAMES[::2]] == ["True", "True"]
+        assert "StatusRefused" in warnings(world.kube, "b-bad")
         return
     asyncio.run(world.reconcile(kind))
     assert [world.ready(kind, name)[0] for name in NAMES] == ["True", "False", "True"]
@@ -241,6 +242,7 @@ def test_neighbours_of_a_bad_user_are_ready(monkeypatch: pytest.MonkeyPatch, way
         with pytest.raises(KubeError, match="Too long"):
             world.reconcile()
         assert [ready(world.api, "QueueUser", n)[0] for n in NAMES[::2]] == ["True", "True"]
+        assert warnings(world.api, "b-bad") == ["StatusRefused"]
         return
     world.reconcile()
     assert [ready(world.api, "QueueUser", name)[0] for name in NAMES] == ["True", "False", "True"]

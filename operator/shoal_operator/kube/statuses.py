@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from shoal_operator.kube.store import Store
 
+#: The event about a resource whose status cannot be written.
+REFUSED = "StatusRefused"
+#: The API server will refuse the same status again.
+_REFUSED = (400, 403, 422)
+
 
 def list_unreported(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return the reasons and messages of alarms and warnings that `before` does not have."""
@@ -91,7 +96,15 @@ class StatusWriter:
         before = resource.get("status", {})
         if is_same({k: before.get(k) for k in status}, status):
             return False
-        written = await self._api.merge(resource, {"status": dict(status)}, status=True)
+        try:
+            written = await self._api.merge(resource, {"status": dict(status)}, status=True)
+        except kube.KubeError as error:
+            if error.status in _REFUSED and not error.terminating:
+                # No condition can say so, and the operator's log is not for everybody.
+                text = f"The API server refuses the status: {error}."
+                once = str(resource["metadata"].get("generation"))
+                await self._api.record_event(resource, REFUSED, text, warning=True, once=once)
+            raise
         if written:
             self._store.put(written)
         return True
