@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.queue_cluster import QueueCluster
     from shoal_operator.settings import ChartSettings
 
 log = structlog.get_logger()
@@ -217,7 +218,11 @@ class Operator:
         self._leading = True
         for kind in CUSTOM:
             for manifest in list(self.store.iterate(kind)):
-                self._enqueue(manifest)
+                try:
+                    self._enqueue(manifest)
+                except Exception as error:
+                    # It must not keep this replica from its other resources.
+                    failures.report(kind, manifest, error)
         if not self._namespaces:
             # In some namespaces only, the operator may not read the others' resources.
             definitions = [f"{PLURALS[kind]}.{names.GROUP}" for kind in CUSTOM]
@@ -467,15 +472,22 @@ class Operator:
 
     def _get_access(self, key: ClusterKey) -> tuple[str, dict[int, str], dict[str, str]]:
         """Return how to reach the brokers of a cluster as far as it is known. Its own loop corrects
-        that; the other loops must not fail in the meantime."""
+        that, and reports what cannot be understood; the other loops must not fail in the
+        meantime."""
         namespace, name = key
         cluster = self.store.get_cluster(*key)
-        if cluster is None:
-            return (
-                f"{names.format_bootstrap_service(name)}.{namespace}.svc:{cluster_model.PORT}",
-                {},
-                {},
-            )
+        if cluster is not None:
+            try:
+                return self._read_access(key, cluster)
+            except Exception as error:
+                failures.report("QueueCluster", cluster, error)
+        service = names.format_bootstrap_service(name)
+        return f"{service}.{namespace}.svc:{cluster_model.PORT}", {}, {}
+
+    def _read_access(
+        self, key: ClusterKey, cluster: QueueCluster
+    ) -> tuple[str, dict[int, str], dict[str, str]]:
+        namespace, name = key
         stateful_set = self.store.get("StatefulSet", namespace, names.format_stateful_set(name))
         stage = security.get_stage(cluster, stateful_set)
         resolved = security.resolve(cluster, stage)

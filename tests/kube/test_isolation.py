@@ -12,6 +12,7 @@ import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conditions import eventually_async
 from kube.api_server import NAME_LENGTH_MAX, STAMP, ApiServer, CrashPoint, resource
 from kube.test_revoked_users import World as UserWorld
 from kube.test_revoked_users import user
@@ -25,7 +26,10 @@ from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.consumers import reconciler as consumers_module
 from shoal_operator.consumers.reconciler import ShareConsumerReconciler
+from shoal_operator.kube.conditions import get_ready_reason
 from shoal_operator.kube.kube import KubeError
+from shoal_operator.model import names as model_names
+from shoal_operator.model import security
 from shoal_operator.model import users as user_model
 from shoal_operator.queues import groups as groups_module
 from shoal_operator.queues import redrive_status as redrive_model
@@ -37,6 +41,7 @@ from shoal_operator.queues.redrives import RedriveReconciler
 from shoal_operator.queues.topics import QueueTopicReconciler
 from shoal_operator.rebalance import status as rebalance_model
 from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
+from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
@@ -488,6 +493,42 @@ def test_a_refused_field_of_a_topic_keeps_no_other_from_taking_effect(
     assert "Did you mean cleanup.policy? " in said
     assert change(2, retention_ms="7000") == {"retention.ms": "7000"}
     assert world.ready("QueueTopic", "shrinks")[0] == "True"
+
+
+def make_damaged() -> Manifest:
+    """Return the StatefulSet of the QueueCluster `b-bad`, with a note of another release."""
+    labels = model_names.build_labels("b-bad")
+    notes = {security.INTERNAL_TLS: "later"}
+    meta = {"name": "b-bad-broker", "namespace": "n", "labels": labels, "annotations": notes}
+    spec = {"replicas": 0, "template": {"metadata": {"labels": {}}}}
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": spec}
+
+
+def test_a_cluster_that_cannot_be_understood_keeps_no_other_from_its_loops() -> None:
+    """An operator that begins to act reads what all clusters have."""
+    kube = ApiServer(CrashPoint())
+    kube.controllers_paused = True
+    kube.add(make_damaged())
+    spec = {"replicas": 1, "storage": {"size": "1Gi"}, "metrics": {"port": 9404}}
+    for name in NAMES:
+        listeners = [{"name": "p", "port": 9092}]
+        kube.add(resource("QueueCluster", name, listeners=listeners, **spec))
+    # What the definition does not admit, and an API server may have nevertheless.
+    kube.add(resource("QueueTopic", "b-bad"))
+    kube.add(resource("QueueTopic", "c-good", cluster="c-good"))
+
+    def list_reasons() -> list[str]:
+        return [get_ready_reason(kube.find("QueueCluster", name)) for name in NAMES]
+
+    async def lead() -> None:
+        operator = Operator(kube, ChartSettings("b:1", "s:1", "role", "u"), ("n",))
+        operator.set_leading(True)
+        try:
+            await eventually_async(lambda: list_reasons() == ["Starting", "Defect", "Starting"])
+        finally:
+            await operator.close()
+
+    asyncio.run(lead())
 
 
 def test_a_defect_is_a_condition_of_a_cluster(
