@@ -61,16 +61,18 @@ GROUP = {
 POD = {"template": {"spec": {"containers": [{"name": "one"}]}}}
 META = {"name": "locked", "namespace": "n"}
 TOPIC = {"type": "topic", "name": "t", "patternType": "literal"}
+DENIED = KubeError(403, "admission webhook denied the request")
+# An admission policy for all subresources, or a rule that a later definition has and an older
+# resource does not keep. Nothing can be said in the resource then.
+OF_STATUS = KubeError(422, "metadata.name: Too long")
 #: Errors by the way to fail, and the reason of the condition that follows.
 WAYS: dict[str, tuple[Exception, str]] = {
-    "denied": (KubeError(403, "admission webhook denied the request"), "ApplyFailed"),
+    "denied": (DENIED, "ApplyFailed"),
     "quota": (KubeError(403, "exceeded quota: sq"), "ApplyFailed"),
     "invalid": (KubeError(422, "metadata.labels: Invalid value"), "ApplyFailed"),
     "exception": (ValueError("int too large to convert"), "Defect"),
     "brokers": (KafkaError(ErrorCode.invalid_request, "no"), "RequestRefused"),
-    # An admission policy for all subresources, or a rule that a later definition has and an older
-    # resource does not keep. Nothing can be said in the resource then.
-    "status": (KubeError(422, "metadata.name: Too long"), ""),
+    "status": (OF_STATUS, ""),
 }
 #: The object that the API server refuses, and the function that fails, for a resource `b-bad`. A
 #: Redrive and a QueueSchedule have no objects.
@@ -275,7 +277,7 @@ def test_neighbours_of_a_resource_that_is_not_deleted_hear_of_their_state(
     fail_at(monkeypatch, world.kube, "QueueTopic", "status")
     if cluster_is == "away":
         # The finalizer goes then, if the API server lets it.
-        world.kube.refused["QueueTopic", "b-bad"] = WAYS["denied"][0]
+        world.kube.refused["QueueTopic", "b-bad"] = DENIED
         del world.kube.objects["QueueCluster", "main"]
     elif cluster_is == "hibernated":
         world.kube.find("QueueCluster", "main")["spec"]["hibernated"] = True
@@ -308,7 +310,7 @@ def test_consumers_hear_of_a_group_beside_one_whose_status_is_refused(
     world, heard = World(shared_broker), set[str]()
     for name in NAMES:
         world.add("ShareGroup", name, "heard")
-    world.kube.refused["ShareGroup/status", "b-bad"] = WAYS["status"][0]
+    world.kube.refused["ShareGroup/status", "b-bad"] = OF_STATUS
 
     async def reconcile() -> None:
         brokers = Brokers(shared_broker.bootstrap)
@@ -334,7 +336,7 @@ def test_a_status_that_is_refused_hides_no_lag_of_another_group(
     asyncio.run(world.reconcile("ShareGroup"))
     for name in NAMES:
         world.kube.find("ShareGroup", name)["status"].pop("state", None)
-    world.kube.refused["ShareGroup/status", "b-bad"] = WAYS["status"][0]
+    world.kube.refused["ShareGroup/status", "b-bad"] = OF_STATUS
 
     async def watch() -> None:
         brokers = Brokers(shared_broker.bootstrap)
