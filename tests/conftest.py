@@ -101,7 +101,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"SEED={SEED} {command}")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    scheduling.give_way(item.nodeid)
     coverage_contexts.enter(item.nodeid.partition("::")[0])
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 #: Words of Spark where it does not wait for a Python worker, and how often a test may meet them.
-LATE_WORKER, ATTEMPTS = "Python worker failed to connect back", 3
+LATE_WORKER, ATTEMPTS = "Python worker failed to connect back", 5
 SHORT_LOCKS = {"group.share.min.record.lock.duration.ms": "1000"}
 
 

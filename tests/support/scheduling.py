@@ -9,6 +9,8 @@ the images of the second are built.
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import TYPE_CHECKING
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -22,12 +24,28 @@ ONE_PROCESS = ("tests/spark", "tests/e2e")
 #: `make test` prints the times of its slowest tests.
 LONGEST = (*ONE_PROCESS, "tests/hostile", "tests/sim", "tests/cluster", "tests/compat")
 
+#: What others add to their niceness: beside a busy process of `ONE_PROCESS`, a third of its time.
+NICENESS = 5
+
 
 def find_scope(nodeid: str) -> str:
     """Return what runs in one process with this test: its file, or the folders of `ONE_PROCESS`."""
     file = nodeid.partition("::")[0]
     in_one_process = file.startswith(tuple(f"{folder}/" for folder in ONE_PROCESS))
     return " ".join(ONE_PROCESS) if in_one_process else file
+
+
+def give_way(nodeid: str) -> None:
+    """Lower the priority of a test process, and of what it starts, for tests outside of
+    `ONE_PROCESS`: those take longest of all, and Spark waits for a Python worker no longer than ten
+    seconds, which needs one and a half of a core."""
+    if "PYTEST_XDIST_WORKER" in os.environ and find_scope(nodeid) != " ".join(ONE_PROCESS):
+        _lower_priority()
+
+
+@functools.cache
+def _lower_priority() -> None:
+    os.nice(NICENESS)
 
 
 def put_longest_first(items: list[pytest.Item]) -> None:
