@@ -207,7 +207,9 @@ before them and its timestamp stays; Kafka copies only the key and the value. Sh
 `__dlq.errors.disposition` comes from the draft KIP-1317, and Kafka 4.4.0 writes none.
 
 If the topic for dead letters is missing, or does not allow them, Kafka gives the letter up and logs
-an error. Shoal keeps the record, and writes the letter as soon as it can.
+an error. Shoal keeps the record, and writes the letter as soon as it can. Therefore the metric
+`DeadLetterQueueFailedProduceRequestsPerSec` counts each failed attempt; Kafka's counts only letters
+that it gives up. The names of these metrics are equal.
 
 ## Topics that are created when they are first used
 

@@ -363,13 +363,19 @@ def _check_group(image: MetadataImage, name: str, after: Mapping[str, str]) -> N
     except ConfigError as error:
         raise _AlterationRefused(ErrorCode.invalid_config, str(error)) from None
     reason = configs.find_bounds_violation(values, image.broker_config)
-    for kind in ("consumer", "share", "streams"):
-        if values[f"{kind}.heartbeat.interval.ms"] >= values[f"{kind}.session.timeout.ms"]:
-            reason = reason or (
-                f"{kind}.session.timeout.ms must be greater than {kind}.heartbeat.interval.ms"
-            )
+    reason = reason or _find_group_error(values)
     if reason is not None:
         raise _AlterationRefused(ErrorCode.invalid_config, reason)
+
+
+def _find_group_error(values: Mapping[str, Any]) -> str | None:
+    """Return why configs of a group contradict each other or are of no use, or None."""
+    for kind in ("consumer", "share", "streams"):
+        if values[f"{kind}.heartbeat.interval.ms"] >= values[f"{kind}.session.timeout.ms"]:
+            return f"{kind}.session.timeout.ms must be greater than {kind}.heartbeat.interval.ms"
+    if values["errors.deadletterqueue.topic.name"].startswith("__"):
+        return "errors.deadletterqueue.topic.name: DLQ topic name must not start with '__'"
+    return None
 
 
 def _check_client_metrics(_image: MetadataImage, name: str, after: Mapping[str, str]) -> None:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import Shoal
 from conditions import ceiling, eventually
-from confluent_kafka import AcknowledgeType, Consumer, Message, ShareConsumer
+from confluent_kafka import (
+    TIMESTAMP_CREATE_TIME,
+    AcknowledgeType,
+    Consumer,
+    Message,
+    ShareConsumer,
+)
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
@@ -250,7 +256,11 @@ def test_a_record_waits_for_its_dead_letter_over_a_killed_broker(
 def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
     queue: Queue, member: ShareConsumer
 ) -> None:
-    change = [ConfigChange(f"{DLQ}.auto.create.topics.enable", "true")]
+    """Its records keep the timestamps of their letters, whatever the brokers' default is."""
+    change = [
+        ConfigChange(f"{DLQ}.auto.create.topics.enable", "true"),
+        ConfigChange("log.message.timestamp.type", "LogAppendTime"),
+    ]
     resource = ConfigResource(ConfigResourceType.BROKER, "")
     expect(queue.client.run(queue.client.admin.configs.alter({resource: change})))
     topic = f"dlq.{queue.topic}"
@@ -258,7 +268,8 @@ def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
     queue.produce(["x"])
     poll(member, lambda _: REJECT)
     queue.drained()
-    assert len(dead_letters(queue, topic, 1)) == 1
+    (letter,) = dead_letters(queue, topic, 1)
+    assert letter.timestamp()[0] == TIMESTAMP_CREATE_TIME
 
 
 @pytest.mark.usefixtures("start_broker")

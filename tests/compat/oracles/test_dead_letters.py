@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
+import zipfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from conditions import eventually
 from confluent_kafka import Consumer, TopicPartition
+from java_classes import LIBRARY
 from kafkas import KafkaProcess
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
@@ -53,6 +56,15 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     shoal.kill9()
 
 
+def alter(client: WireClient, kind: int, name: str, values: Mapping[str, str]) -> Any:
+    """Set configs of a resource; return the answer for it."""
+    configs = [{"name": n, "config_operation": 0, "value": v} for n, v in values.items()]
+    resource = {"resource_type": kind, "resource_name": name, "configs": configs}
+    body = {"resources": [resource]}
+    (answer,) = client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body).responses
+    return answer
+
+
 class Queue:
     """A group that dead-letters records of one partition. `permission` is whether the topic of
     dead letters takes them; without one there is no topic."""
@@ -88,10 +100,7 @@ class Queue:
         self._alter(GROUP_RESOURCE, self.name, values)
 
     def _alter(self, kind: int, name: str, values: Mapping[str, str]) -> None:
-        configs = [{"name": n, "config_operation": 0, "value": v} for n, v in values.items()]
-        resource = {"resource_type": kind, "resource_name": name, "configs": configs}
-        body = {"resources": [resource]}
-        (answer,) = self.client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body).responses
+        answer = alter(self.client, kind, name, values)
         assert answer.error_code == 0, answer
 
     def begin(self) -> None:
@@ -226,3 +235,30 @@ def test_a_topic_that_takes_letters_later(servers: dict[str, str], permission: s
     """Kafka gives up the letters of records that are rejected before, Shoal writes them then."""
     assert make_late_letters(servers["kafka"], permission) == [2]
     assert make_late_letters(servers["shoal"], permission) == [0, 1, 2]
+
+
+def test_names_of_topics_that_the_group_may_have(servers: dict[str, str]) -> None:
+    """A topic of the brokers is refused at once. Whether a name has the brokers' prefix only counts
+    when letters are written."""
+
+    def talk(bootstrap: str) -> list[int]:
+        with WireClient(bootstrap) as client:
+            names = ("__letters", "__consumer_offsets", "_letters", "no-prefix", "dlq.x", "")
+            configs = [{"errors.deadletterqueue.topic.name": name} for name in names]
+            return [alter(client, GROUP_RESOURCE, "named", c).error_code for c in configs]
+
+    assert talk(servers["kafka"]) == talk(servers["shoal"])
+
+
+def test_metrics_of_share_groups_are_kafkas(shared_broker: ShoalProcess) -> None:
+    """Its class names them all."""
+    (jar,) = LIBRARY.glob("kafka-server-4*.jar")
+    with zipfile.ZipFile(jar) as classes:
+        code = classes.read("org/apache/kafka/server/share/metrics/ShareGroupMetrics.class")
+    # A constant is a byte, the length of its text in two bytes, and the text.
+    texts = re.findall(rb"\x01\0(.)(\w+(?:PerSec|Ms|Ratio|Count))\b", code, re.DOTALL)
+    names = {text.decode() for size, text in texts if size[0] == len(text)}
+    theirs = {name for name in names if name[0].isupper()}
+    assert len(theirs) >= 7
+    found = re.findall(r"# TYPE kafka_server_ShareGroupMetrics_(\w+) ", shared_broker.scrape())
+    assert {re.sub("_(total|count|sum)$", "", name) for name in found} == theirs

@@ -322,6 +322,13 @@ TOPIC, BROKER, GROUP, CLIENT = 2, 4, 32, 16
             ErrorCode.invalid_config,
             "group.share.max.delivery.count.limit",
         ),
+        (
+            GROUP,
+            "g",
+            ConfigChange("errors.deadletterqueue.topic.name", "__letters"),
+            ErrorCode.invalid_config,
+            "errors.deadletterqueue.topic.name: DLQ topic name must not start with '__'",
+        ),
         (CLIENT, "", ConfigChange("interval.ms", "1000"), ErrorCode.invalid_request, "empty"),
         (CLIENT, "s", ConfigChange("interval.ms", "1"), ErrorCode.invalid_request, "100"),
         (CLIENT, "s", ConfigChange("match", "client_id=("), ErrorCode.invalid_config, "pattern"),

@@ -66,6 +66,8 @@ _PREFIX = "errors.deadletterqueue.topic.name.prefix"
 _AUTO_CREATE = "errors.deadletterqueue.auto.create.topics.enable"
 #: A topic config.
 _ENABLE = "errors.deadletterqueue.group.enable"
+#: The topic configs of a created topic, as in Kafka.
+_CREATED_WITH = ((_ENABLE, "true"), ("message.timestamp.type", "CreateTime"))
 
 
 class DeadLetterMeter:
@@ -249,7 +251,7 @@ class DeadLetters:
 
     def _create(self, name: str) -> None:
         self._busy = True
-        topic = NewTopic(name, configs=((_ENABLE, "true"),))
+        topic = NewTopic(name, configs=_CREATED_WITH)
 
         def on_created(future: Any) -> None:
             self._busy = False
