@@ -1,7 +1,10 @@
-"""Tests that sarama has of itself, built from its pinned module.
+"""Tests that clients in Go have of themselves, built from their pinned modules.
 
-They run against three brokers, each behind a proxy that the tests switch off and slow down. Some
-are left out: they stop brokers by `docker compose`, or want five.
+Those of sarama run against three brokers, each behind a proxy that the tests switch off and slow
+down. Some are left out: they stop brokers by `docker compose`, or want five.
+
+Those of confluent-kafka-go need a broker with an authorizer, and a second listener with logins. One
+is left out: its `Flush(-1)` returns at once while a report is unread, with any broker.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from e2e.cluster.programs import module_directory, program
 from ports import free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from servers import ShoalProcess
 
 TIMEOUT_S = 1200
 #: The addresses of brokers that sarama's tests name begin behind this port.
@@ -34,14 +39,29 @@ SARAMA_LEFT_OUT = (
     "TestFuncAdminDescribeLogDirs",
 )
 #: The tests that pass, at least.
-SARAMA_TESTS = 50
+SARAMA_TESTS, CONFLUENT_TESTS = 50, 39
+#: As in the brokers that the tests of confluent-kafka-go start by Docker Compose.
+CONFLUENT_CONFIGS = {
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT",
+    "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.sasl.plain.sasl.jaas.config": (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required"
+        ' user_testuser="testpass";'
+    ),
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "allow.everyone.if.no.acl.found": "true",
+    "connections.max.reauth.ms": "10000",
+    "num.partitions": "4",
+    "broker.rack": "RACK1",
+}
 
 
-def run_suite(name: str, package: str, settings: Mapping[str, str], *words: str) -> str:
-    """Run the tests of a package in its folder; return what they print."""
+def run_suite(name: str, folder: Path, settings: Mapping[str, str], *words: str) -> str:
+    """Run the tests of a program in this folder; return what they print."""
     done = subprocess.run(
         (program(name), "-test.v", f"-test.timeout={TIMEOUT_S}s", *words),
-        cwd=module_directory("client-suites", package),
+        cwd=folder,
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -92,7 +112,26 @@ def test_sarama(tmp_path: Path) -> None:
     with proxies(targets) as url, running(cluster):
         settings = {"TOXIPROXY_ADDR": url, "KAFKA_VERSION": "4.1.0"}
         skip = f"-test.skip=^({'|'.join(SARAMA_LEFT_OUT)})$"
-        printed = run_suite(
-            "sarama", "github.com/IBM/sarama", settings, "-test.run=^TestFunc", skip
-        )
+        folder = module_directory("client-suites", "github.com/IBM/sarama")
+        printed = run_suite("sarama", folder, settings, "-test.run=^TestFunc", skip)
     assert printed.count("\n--- PASS") >= SARAMA_TESTS
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2 * TIMEOUT_S)
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_confluent_kafka_go(
+    tmp_path: Path, start_broker: Callable[..., ShoalProcess], protocol: str
+) -> None:
+    """Building it downloads 34 MB."""
+    (port,) = free_ports(1)
+    sasl = f"127.0.0.1:{port}"
+    broker = start_broker(configs=CONFLUENT_CONFIGS, flags=(f"--listener=SASL://{sasl}",))
+    addresses = {"Brokers": broker.bootstrap, "BrokersSasl": sasl}
+    login = {"SaslUsername": "testuser", "SaslPassword": "testpass", "SaslMechanism": "PLAIN"}
+    (tmp_path / "testconf.json").write_text(json.dumps(addresses | login))
+    names = "-test.run=^(TestIntegration|TestTransactionalSendOffsets)$"
+    settings = {"TEST_CONSUMER_GROUP_PROTOCOL": protocol}
+    printed = run_suite("confluent-kafka-go", tmp_path, settings, names)
+    assert printed.count("    --- PASS") >= CONFLUENT_TESTS
+    assert "\n--- PASS: TestTransactionalSendOffsets" in printed

@@ -52,6 +52,8 @@ class Program:
     runs_tests: bool = False
     #: A build tag of the package.
     tag: str = ""
+    #: Whether it contains C, for which a C compiler links it.
+    has_c: bool = False
 
 
 PROGRAMS = {
@@ -80,6 +82,12 @@ PROGRAMS = {
     "cert-manager": Program("cert-manager", "."),
     "franz-go": Program("franz-go", "github.com/twmb/franz-go/pkg/kgo", runs_tests=True),
     "sarama": Program("client-suites", "github.com/IBM/sarama", runs_tests=True, tag="functional"),
+    "confluent-kafka-go": Program(
+        "confluent-kafka-go",
+        "github.com/confluentinc/confluent-kafka-go/v2/kafka",
+        runs_tests=True,
+        has_c=True,
+    ),
     "toxiproxy": Program("client-suites", "github.com/Shopify/toxiproxy/v2/cmd/server"),
     "versitygw": Program("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "nats-server": Program("nats-server", "github.com/nats-io/nats-server/v2"),
@@ -148,17 +156,19 @@ def _build_in(folder: Path, spec: Program, path: Path) -> None:
     verb = ("test", "-c") if spec.runs_tests else ("build",)
     command = (*verb, "-trimpath", "-buildvcs=false", f"-gcflags=all={GCFLAGS}")
     tags = (f"-tags={spec.tag}",) if spec.tag else ()
-    _go(*command, *tags, "-ldflags", linked, "-o", partial, spec.package, cwd=folder)
+    words = (*command, *tags, "-ldflags", linked, "-o", partial, spec.package)
+    _go(*words, cwd=folder, has_c=spec.has_c)
     partial.replace(path)
 
 
-def _go(*argv: Argument, cwd: Path) -> str:
+def _go(*argv: Argument, cwd: Path, has_c: bool = False) -> str:
     """Run Go, with its caches in this one, and return what it prints."""
     folders = {"GOMODCACHE": CACHE / "go" / "modules", "GOCACHE": CACHE / "go" / "compiled"}
     ours = {name: str(folder) for name, folder in folders.items() if name not in os.environ}
     # Go's modules are read-only, and then a user cannot delete the cache.
     flags = f"-modcacherw {os.environ.get('GOFLAGS', '')}"
-    return run(go(), *argv, cwd=cwd, env={"CGO_ENABLED": "0", "GOFLAGS": flags, **ours}).stdout
+    settings = {"CGO_ENABLED": f"{has_c:d}", "GOFLAGS": flags, **ours}
+    return run(go(), *argv, cwd=cwd, env=settings).stdout
 
 
 def module_directory(module: str, package: str) -> Path:

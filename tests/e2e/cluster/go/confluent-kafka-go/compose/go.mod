@@ -1,0 +1,3 @@
+module github.com/testcontainers/testcontainers-go/modules/compose
+
+go 1.26.0
