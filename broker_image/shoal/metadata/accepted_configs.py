@@ -190,6 +190,14 @@ remote.log.storage.manager.class.path string - -
     Class path of remote.log.storage.manager.class.name.
 remote.log.storage.manager.impl.prefix string rsm.config. -
     Prefix of the configs for remote.log.storage.manager.class.name.
+rlmm.config.remote.log.metadata.topic.retention.ms long -1 -
+    Retention of __remote_log_metadata. Shoal keeps the metadata of each segment that is stored.
+rlmm.config.remote.log.metadata.consume.wait.ms long 120000 0..
+    Time in which a broker has to read the metadata that it wrote.
+rlmm.config.remote.log.metadata.initialization.retry.max.timeout.ms long 120000 0..
+    Time in which a broker has to begin to read __remote_log_metadata. Shoal tries for ever.
+rlmm.config.remote.log.metadata.initialization.retry.interval.ms long 100 0..
+    Pause between these attempts.
 # refused: Unsupported features
 max.decompressed.message.bytes int 2147483639 1..2147483639 cluster-wide
     Maximum size of a record after decompression. Shoal limits a whole batch instead, to 128 MiB.

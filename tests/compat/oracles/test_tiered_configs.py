@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
+import zipfile
 from uuid import UUID
 
 import pytest
-from java_classes import SOURCES, java
+from java_classes import LIBRARY, SOURCES, java
 from shoal.metadata import alterations
 from shoal.metadata.alterations import ConfigAlteration, ConfigChange
+from shoal.metadata.configs import BROKER
 from shoal.metadata.image import ConfigResourceType, ImageScope, MetadataImage, TopicImage
 from shoal.protocol.errors import ErrorCode
 
@@ -82,3 +85,15 @@ def test_both_refuse_the_same_changes(seed: int) -> None:
     assert len(refused) > 6
     assert any("disable remote storage without deleting" in reason for reason in refused)
     assert sum(not reason for reason in theirs) > CASES // 20
+
+
+def test_configs_of_the_metadata_topic_are_kafkas() -> None:
+    """They belong to a plugin, so Kafka's table of broker configs lacks them."""
+    (jar,) = LIBRARY.glob("kafka-storage-4*.jar")
+    folder = "org/apache/kafka/server/log/remote/metadata/storage"
+    with zipfile.ZipFile(jar) as classes:
+        code = classes.read(f"{folder}/TopicBasedRemoteLogMetadataManagerConfig.class")
+    # A constant is a byte, the length of its text in two bytes, and the text.
+    texts = re.findall(rb"\x01\0(.)(remote\.log\.metadata\.[a-z.]+[a-z])", code, re.DOTALL)
+    theirs = {f"rlmm.config.{text.decode()}" for size, text in texts if size[0] == len(text)}
+    assert theirs == {name for name in BROKER if name.startswith("rlmm.config.")}
