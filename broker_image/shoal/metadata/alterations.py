@@ -11,17 +11,23 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import broker_rules, client_metrics, configs, listener_configs, names
+from shoal.metadata.brokers import CORDON_LEVEL
 from shoal.metadata.config_keys import ConfigError, ConfigKey, ConfigScope, ConfigType, format_value
 from shoal.metadata.configs import GROUP, TOPIC, ConfigLayers
 from shoal.metadata.controller import ControllerResult
 from shoal.metadata.image import ConfigResourceType, MetadataImage
+from shoal.metadata.partition_changes import ELR_FEATURE, end_eligibility
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shoal.protocol.responses import topics as responses
+
+_MIN_ISR = "min.insync.replicas"
+#: Bytes of a config's text: more fit into no string of a response.
+VALUE_BYTES_MAX = 32_767
 
 
 class AlterConfigOperation(IntEnum):
@@ -118,7 +124,7 @@ def _alter(
         raise _build_invalid_error(f"Unknown resource type {alteration.resource_type}")
     check(image, alteration.resource_name, after)
     touched = {**before, **after} if not incremental else dict.fromkeys(changed)
-    return [
+    records = [
         MetadataRecord(
             "ConfigRecord",
             {
@@ -137,6 +143,26 @@ def _alter(
             and name in after
         )
     ]
+    if before.get(_MIN_ISR) != after.get(_MIN_ISR):
+        records += _end_eligibility(image, alteration, after)
+    return records
+
+
+def _end_eligibility(
+    image: MetadataImage, alteration: ConfigAlteration, after: Mapping[str, str]
+) -> Iterator[MetadataRecord]:
+    """Yield the changes of partitions that belong to another min.insync.replicas."""
+    kind, name = alteration.key
+    if kind == ConfigResourceType.TOPIC:
+        values = {**image.resolve_topic_config(""), **configs.parse(TOPIC, after)}
+        yield from end_eligibility(image.topics[name], values[_MIN_ISR])
+    elif not name:
+        own, _, static = image.layers
+        values = configs.resolve_broker_values(ConfigLayers(own, after, static))
+        for _, topic in sorted(image.topics.items()):
+            topic_configs = image.configs.get((ConfigResourceType.TOPIC, topic.name), configs.NONE)
+            if _MIN_ISR not in topic_configs:
+                yield from end_eligibility(topic, values[_MIN_ISR])
 
 
 def apply_alteration(
@@ -158,8 +184,14 @@ def _apply_alteration(
         value = _apply_operation(image, alteration.resource_type, change, after.get(change.name))
         if value is None:
             after.pop(change.name, None)
-        else:
-            after[change.name] = value
+            continue
+        if len(value.encode()) > VALUE_BYTES_MAX:
+            raise _AlterationRefused(
+                ErrorCode.invalid_config,
+                "The configuration value cannot be added because it exceeds the maximum value size"
+                f" of {VALUE_BYTES_MAX} bytes.",
+            )
+        after[change.name] = value
     return after
 
 
@@ -347,11 +379,31 @@ def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> 
         raise _build_invalid_error(
             f"Cannot update these configs at default cluster level: {', '.join(single)}"
         )
+    _check_features(image, name, after)
     own, default, static = image.layers
     layers = ConfigLayers(after, default, static) if name else ConfigLayers(own, after, static)
     reason = broker_rules.find_contradiction(configs.resolve_broker_values(layers))
     if reason is not None and not broker_rules.find_contradiction(image.broker_config):
         raise _build_invalid_error(reason)
+
+
+def _check_features(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
+    """Check the configs that the cluster's features restrict."""
+    level = image.features.get("metadata.version", 0)
+    if broker_rules.CORDONED in after and level < CORDON_LEVEL:
+        raise _AlterationRefused(
+            ErrorCode.invalid_config,
+            f"The {broker_rules.CORDONED} configuration value cannot be set because it requires"
+            " metadata.version >= 4.3-IV0",
+        )
+    before = image.configs.get((ConfigResourceType.BROKER, name), configs.NONE)
+    alters = _MIN_ISR in after and after[_MIN_ISR] != before.get(_MIN_ISR)
+    if name and alters and image.features.get(ELR_FEATURE, 0):
+        # The controller and each leader would count with another number.
+        raise _AlterationRefused(
+            ErrorCode.invalid_config,
+            f"Broker-level {_MIN_ISR} cannot be altered while ELR is enabled.",
+        )
 
 
 def _check_group(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:

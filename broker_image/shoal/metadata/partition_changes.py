@@ -21,11 +21,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.metadata.image import NO_LEADER, UNASSIGNED, MetadataImage, PartitionImage
+from shoal.metadata.image import (
+    NO_LEADER,
+    UNASSIGNED,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
 from shoal.metadata.records import MetadataRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from uuid import UUID
 
 RECOVERED, RECOVERING = 0, 1
@@ -162,6 +168,22 @@ def _with_eligible_replicas(
             )
         )
     )
+
+
+def end_eligibility(topic: TopicImage, min_isr: int) -> Iterator[MetadataRecord]:
+    """Yield the changes that belong to a new min.insync.replicas of the topic.
+
+    Where the ISR now suffices, its leader commits records that replicas outside it lack. Kafka
+    removes all eligible replicas of the topic (ClearElrRecord). Here those of a partition stay that
+    still commits nothing.
+    """
+    view = ElectionView(lambda _: False, min_isr, elr=True)
+    for index, partition in enumerate(topic.partitions):
+        if partition.eligible_leader_replicas:
+            after = _with_eligible_replicas(partition, partition, view)
+            record = build_change_record(topic.topic_id, index, partition, after)
+            if record is not None:
+                yield record
 
 
 #: Fields of a PartitionChangeRecord except the leader.

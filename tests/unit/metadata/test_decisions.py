@@ -299,6 +299,20 @@ TOPIC, BROKER, GROUP, CLIENT = 2, 4, 32, 16
             ErrorCode.invalid_request,
             "prefix",
         ),
+        (
+            BROKER,
+            "1",
+            ConfigChange("min.insync.replicas", "2"),
+            ErrorCode.invalid_config,
+            "Broker-level min.insync.replicas cannot be altered while ELR is enabled.",
+        ),
+        (
+            GROUP,
+            "g",
+            ConfigChange("share.tenant.paused", "t" * 32_768, 2),
+            ErrorCode.invalid_config,
+            "exceeds the maximum value size of 32767 bytes.",
+        ),
         (GROUP, "", ConfigChange("share.isolation.level", "x"), ErrorCode.invalid_request, "group"),
         (
             GROUP,
@@ -342,6 +356,16 @@ def test_refused_alterations(
     assert found == code
     assert part in message
     assert after is image
+
+
+def test_a_cordon_needs_a_level(image: MetadataImage) -> None:
+    change = ConfigChange("cordoned.log.dirs", "*")
+    assert alter(image, BROKER, "1", change)[0] is ErrorCode.none
+    level = MetadataRecord("FeatureLevelRecord", {"name": "metadata.version", "feature_level": 29})
+    older = follow(image, controller.ControllerResult([level]))
+    code, message, _ = alter(older, BROKER, "1", change)
+    assert code is ErrorCode.invalid_config
+    assert message.endswith("requires metadata.version >= 4.3-IV0")
 
 
 def test_a_resource_is_altered_whole_or_not_at_all(image: MetadataImage) -> None:

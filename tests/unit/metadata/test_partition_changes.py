@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import pytest
-from shoal.metadata import brokers, controller, delta, elections, reassignments, topics
+from shoal.metadata import (
+    alterations,
+    brokers,
+    controller,
+    delta,
+    elections,
+    reassignments,
+    topics,
+)
 from shoal.metadata.alter_partition import AlterPartitionItem, alter_partition
 from shoal.metadata.controller import ControllerResult
 from shoal.metadata.image import (
@@ -305,3 +313,30 @@ def test_a_snapshot_has_the_whole_image() -> None:
     whole = delta.diff_images(MetadataImage(), image)
     assert [t.name for t in whole.created] == ["t"]
     assert whole.brokers == (1, 2, 3, 4)
+
+
+def lower_min_isr(cluster: Cluster, resource: tuple[int, str]) -> None:
+    change = alterations.ConfigChange("min.insync.replicas", "1")
+    alteration = alterations.ConfigAlteration(*resource, [change])
+    cluster.do(alterations.alter_configs(cluster.image, [alteration], incremental=True))
+
+
+@pytest.mark.parametrize("resource", [(2, "t"), (4, "")])
+def test_with_fewer_that_have_to_be_in_sync_nobody_else_is_eligible(
+    resource: tuple[int, str],
+) -> None:
+    """From then on, the leader alone acknowledges records that an eligible replica lacks."""
+    cluster = Cluster(2)
+    set_default = alterations.ConfigChange("min.insync.replicas", "2")
+    alteration = alterations.ConfigAlteration(*resource, [set_default])
+    cluster.create([1, 2])
+    cluster.do(alterations.alter_configs(cluster.image, [alteration], incremental=True))
+    cluster.fence(2)
+    assert (cluster.partition.isr, cluster.partition.eligible_leader_replicas) == ((1,), (2,))
+    cluster.join(2)
+    lower_min_isr(cluster, resource)
+    assert (cluster.partition.isr, cluster.partition.eligible_leader_replicas) == ((1,), ())
+    cluster.fence(1)
+    assert cluster.partition.leader == -1
+    cluster.join(1)
+    assert cluster.partition.leader == 1
