@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
+from shoal.server.network.large_answers import ENTRIES_MIN
 from wireclient import WireClient
 
 if TYPE_CHECKING:
@@ -53,3 +55,19 @@ def test_requests_for_many_partitions_are_answered_in_full(shared_broker: ShoalP
         deletion = {"timeout_ms": 60_000, "topics": [{"name": "wide", "partitions": ends}]}
         deleted = client.call(ApiKey.DELETE_RECORDS, 2, deletion)
         assert {p.low_watermark for p in deleted.topics[0].partitions} == {3}
+
+
+def test_a_partition_named_twice_in_a_large_request_is_refused_alone(
+    shared_broker: ShoalProcess,
+) -> None:
+    """The answer is so large that it is encoded in turns. Found from outside: it closed the
+    connection."""
+    indexes = [0, 0, *range(1, ENTRIES_MIN + 1)]
+    asked = [{"partition_index": index, "timestamp": -1} for index in indexes]
+    body = {"replica_id": -1, "topics": [{"name": "nobody-has-it", "partitions": asked}]}
+    with WireClient(shared_broker.bootstrap) as client:
+        (topic,) = client.call(ApiKey.LIST_OFFSETS, 7, body).topics
+    found = {p.partition_index: p.error_code for p in topic.partitions}
+    assert len(found) == len(topic.partitions) == ENTRIES_MIN + 1
+    assert found.pop(0) is ErrorCode.invalid_request
+    assert {*found.values()} == {ErrorCode.unknown_topic_or_partition}

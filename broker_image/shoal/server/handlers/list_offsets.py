@@ -17,7 +17,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.errors import LogOffline
 from shoal.protocol.errors import ErrorCode
@@ -58,9 +58,15 @@ NOTHING = (-1, -1, NO_EPOCH)
 _DEBUGGING_REPLICA = -2
 
 
+class NamedTwice(NamedTuple):
+    """A partition that a request names twice, in the place of its first entry."""
+
+    partition_index: int
+
+
 def refuse_duplicates(_: Broker, request: Request) -> Awaitable[RemainingRequest] | None:
-    """Refuse the partitions that a request names twice: name each once, and refuse those in the
-    answer. None if there are none."""
+    """Name the partitions once that a request names twice, so that `handle` refuses them. None if
+    there are none."""
     counts = Counter(
         (topic.name, entry.partition_index)
         for topic in request.body.topics
@@ -75,25 +81,18 @@ def refuse_duplicates(_: Broker, request: Request) -> Awaitable[RemainingRequest
 async def _name_once(request: Request, twice: set[tuple[str, int]]) -> RemainingRequest:
     remaining, topics = set(twice), []
     for topic in request.body.topics:
-        entries = []
+        entries: list[Any] = []
         for requested in topic.partitions:
             partition = (topic.name, requested.partition_index)
-            if partition not in twice or partition in remaining:
+            if partition not in twice:
                 entries.append(requested)
+            elif partition in remaining:
+                entries.append(NamedTwice(requested.partition_index))
                 remaining.discard(partition)
         if entries or not topic.partitions:
             topics.append(replace_array(topic, "partitions", entries))
-
-    def complete(answer: Any) -> responses.ListOffsetsResponse:
-        for topic in answer["topics"]:
-            for entry in topic["partitions"]:
-                denied = entry["error_code"] is ErrorCode.topic_authorization_failed
-                if (topic["name"], entry["partition_index"]) in twice and not denied:
-                    entry.update(_build_refusal(ErrorCode.invalid_request))
-        return cast("responses.ListOffsetsResponse", answer)
-
     once = replace_array(request.body, "topics", topics)
-    return RemainingRequest(b"", replace(request, body=once), complete)
+    return RemainingRequest(b"", replace(request, body=once), lambda body: body)
 
 
 def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.ListOffsetsResponse]:
@@ -107,6 +106,8 @@ def handle(broker: Broker, request: Request) -> BodyOrFuture[responses.ListOffse
             outcome: _Entry | _Search
             if not permits(topic.name):
                 outcome = _build_refusal(ErrorCode.topic_authorization_failed)
+            elif isinstance(requested, NamedTwice):
+                outcome = _build_refusal(ErrorCode.invalid_request)
             elif partition is None:
                 outcome = _build_refusal(
                     missing_partition_error(
