@@ -21,17 +21,13 @@ from typing import TYPE_CHECKING
 
 import permissions
 import pytest
-from attackers import (
-    CATALOGUE,
-    LEFT_OUT,
-    LOGINS,
-    Target,
-    make_largest_frames,
-    send_and_wait,
-)
+from attack_catalogue import CATALOGUE
+from attackers import LEFT_OUT, Target, make_largest_frames, send_and_wait
+from certificates import Authority, Stores
 from conditions import eventually, fits_cpu
 from kio.static.constants import EntityType
 from large_requests import find_arrays, make_large_requests, make_longest_request
+from login_attackers import LOGINS, SECURED
 from ports import free_ports
 from quiet_clients import QuietClient
 from servers import ShoalProcess
@@ -72,11 +68,14 @@ MODULE = "org.apache.kafka.common.security"
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A broker with an authorizer, for attackers that may do everything or nothing, and with
-    listeners for logins and for controllers."""
-    port, controllers = free_ports(2)
+    listeners for logins, for controllers and with TLS."""
+    port, controllers, secured = free_ports(3)
+    folder = tmp_path_factory.mktemp("hostile")
+    protocols = f"PLAINTEXT:PLAINTEXT,{LOGINS}:SASL_PLAINTEXT,{SECURED}:SSL"
     configs = {
         **permissions.CONFIGS,
-        "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,{LOGINS}:SASL_PLAINTEXT",
+        **Stores(folder / "stores").configs(Authority().issue("server"), None),
+        "listener.security.protocol.map": protocols,
         "inter.broker.listener.name": "PLAINTEXT",
         "auto.create.topics.enable": "false",
         "log.cleaner.backoff.ms": "100",
@@ -87,10 +86,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         ),
     }
     broker = ShoalProcess(
-        tmp_path_factory.mktemp("hostile") / "data",
+        folder / "data",
         configs=configs,
         flags=(
             f"--listener={LOGINS}://127.0.0.1:{port}",
+            f"--listener={SECURED}://127.0.0.1:{secured}",
             "--node-id=1",
             f"--quorum=1@127.0.0.1:{controllers}",
             "--cluster-id=hostile",
@@ -99,7 +99,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with WireClient(broker.bootstrap, source=permissions.ADMIN) as admin:
         admin.create_topic("quiet")
         permissions.grant(admin, permissions.everything(permissions.ADMIN))
-    yield Target(broker, f"127.0.0.1:{port}", f"127.0.0.1:{controllers}", 1.0)
+    yield Target(
+        broker,
+        f"127.0.0.1:{port}",
+        f"127.0.0.1:{controllers}",
+        f"127.0.0.1:{secured}",
+        1.0,
+    )
     assert read_peak_mb(broker) < PEAK_MB
     assert broker.stop() == 0, "\n".join(broker.log[-40:])
 

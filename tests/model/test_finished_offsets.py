@@ -42,6 +42,15 @@ def test_equals_a_set(steps: list[list[int]], data: st.DataObject) -> None:
         assert FinishedOffsets.decode_checked(found.encode()) == found
 
 
+@settings(max_examples=scale_examples(50), deadline=None)
+@given(_offsets(), st.integers(0, 500))
+def test_ranges_are_counted_before_they_are_decoded(offsets: list[int], most: int) -> None:
+    """The count ends above `most`. Distant offsets have the longest lengths."""
+    ranges = [(offset << 51, offset << 51) for offset in offsets]
+    count = finished_offsets.count_ranges(FinishedOffsets.from_ranges(ranges).encode(), most)
+    assert count == len(ranges) or most < count <= len(ranges)
+
+
 def test_chunks_are_bounded_and_combined() -> None:
     """A chunk never exceeds its maximum, and closing gaps leaves one chunk."""
     found = EMPTY
@@ -101,9 +110,20 @@ FIVE = HEADER(5, 5, 1, 1, 1) + b"\x01"
         (HEADER(5, 9, 5, 2, 1) + b"\x05", "5-9 does not have the lengths"),
         (HEADER(5, 9, 5, 1, 2) + b"\x05", "a chunk of 2 bytes of which 1 are left"),
         (HEADER(5, 9, 5, 1, 11) + b"\x80" * 11, "beyond 64 bits"),
+        (HEADER(5, 9, 5, 1, 21) + b"\x01" * 21, "5-9 has more lengths than ranges"),
         (b"\0" * 7, "end within the header"),
     ],
 )
 def test_wrong_bytes_are_named(data: bytes, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         FinishedOffsets.decode_checked(data)
+
+
+def test_small_chunks_count_as_larger_ones() -> None:
+    """A client makes the work of as many chunks as it sends, whatever their headers claim."""
+    least = finished_offsets._CHUNK_RANGES_SMALL
+    empty, one = HEADER(0, 0, 0, 0, 0), HEADER(0, 0, 0, 1, 9) + b"\x01" * 9
+    assert finished_offsets.count_ranges(empty * 10_000, 100) == 4 * least
+    assert finished_offsets.count_ranges(one, 100) == 1
+    assert finished_offsets.count_ranges(one * 2, 100) == least + 1
+    assert finished_offsets.count_ranges(b"", 100) == 0

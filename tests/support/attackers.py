@@ -1,5 +1,5 @@
-"""A catalogue of attackers: each does to a broker what once held up its other clients or filled its
-memory. `tests/hostile` runs them beside a quiet client.
+"""Attackers: each does to a broker what once held up its other clients or filled its memory.
+`tests/hostile` runs those of `attack_catalogue` beside a quiet client.
 
 An attacker is a function of a `Target`. It connects as a client without permissions where `refused`
 is true. A new fault from outside becomes a new function here.
@@ -32,17 +32,17 @@ from shoal.server.handlers import HANDLERS, create_topics
 from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from servers import ShoalProcess
 
-#: The address of a client without permissions, and the name of the listener with logins.
-STRANGER, LOGINS = "127.0.0.9", "LOGINS"
+#: The address of a client without permissions.
+STRANGER = "127.0.0.9"
 #: The addresses of clients that hold memory, and of one that needs some.
 HOLDERS, MODEST = [f"127.0.0.{number}" for number in range(20, 24)], "127.0.0.30"
 #: What incomplete requests may take while they last, in megabytes: shoal.request.memory.bytes, and
-#: a request that goes on without. For logins, a sixteenth of it, and 8 KB of each.
-HELD_MB, HELD_LOGINS_MB = 268 + 40, 16 + 14
+#: a request that goes on without.
+HELD_MB = 268 + 40
 #: A broker that reads nothing for this long has stopped, in milliseconds.
 SILENCE_MS = 500
 #: How long an attacker waits for an answer, in seconds. Some requests wait for others by design.
@@ -60,13 +60,14 @@ LEFT_OUT = {ApiKey.UNREGISTER_BROKER}
 
 
 class Target(NamedTuple):
-    """A broker, the addresses of its listeners with logins and for controllers, how much of an
-    attack is wanted: 1.0 is all of it, and whether the attacker has the broker's memory for
+    """A broker, the addresses of its listeners with logins, for controllers and with TLS, how much
+    of an attack is wanted: 1.0 is all of it, and whether the attacker has the broker's memory for
     itself."""
 
     broker: ShoalProcess
     logins: str
     controllers: str
+    secured: str
     part: float
     is_alone: bool = True
 
@@ -477,15 +478,6 @@ def have_much_compressed(target: Target) -> None:
         client.call(ApiKey.PRODUCE, 9, {"acks": 1, "timeout_ms": 1000, "topic_data": topics})
 
 
-def make_up_tokens(target: Target) -> None:
-    """SCRAM with ids of delegation tokens that nobody has."""
-    for number in range(target.count(200)):
-        with WireClient(target.logins, timeout_s=target.patience_s) as client:
-            client.call(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": "SCRAM-SHA-512"})
-            first = b"n,,n=made-up-%d,r=abc,tokenauth=true" % number
-            client.call(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": first})
-
-
 def leave_in_the_middle(target: Target) -> None:
     """Half of a large request, then the end of the connection."""
     begun = frames.build_request_head(ApiKey.METADATA, 12, 1, "hostile")
@@ -548,20 +540,6 @@ def produce_large(target: Target) -> None:
     topics = [{"name": "nobody-has-it", "partition_data": partitions}]
     with WireClient(target.broker.bootstrap, timeout_s=target.patience_s, source=MODEST) as client:
         client.call(ApiKey.PRODUCE, 9, {"acks": 1, "timeout_ms": 1000, "topic_data": topics})
-
-
-def hold_logins(target: Target) -> None:
-    """Requests before a login that never arrive as a whole. Others still log in."""
-    data = struct.pack(">i", 500_000) + bytes(499_999)
-    before_mb = read_resident_mb(target)
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(WireClient(target.logins)) for _ in range(400)]
-        send_as_much_as_is_read([client.sock for client in clients], data)
-        with WireClient(target.logins, timeout_s=target.patience_s) as client:
-            client.call(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": "SCRAM-SHA-512"})
-        more_mb = read_resident_mb(target) - before_mb
-        is_bounded = more_mb < HELD_LOGINS_MB or not target.is_alone
-        assert is_bounded, f"incomplete logins take {more_mb:.0f} MB"
 
 
 def read_resident_mb(target: Target) -> float:
@@ -768,33 +746,3 @@ def ask_for_health(target: Target) -> None:
         ):
             client.sendall(request)
             client.recv(1 << 16)
-
-
-CATALOGUE: tuple[Callable[[Target], None], ...] = (
-    send_names_that_nobody_may_use,
-    send_ids_of_one_hash,
-    expand_batches,
-    search_by_timestamp,
-    write_to_the_ledger,
-    compact_bombs,
-    cancel_records,
-    have_many_tenants,
-    give_reasons,
-    produce_bombs,
-    produce_many_ids,
-    have_much_compressed,
-    make_up_tokens,
-    leave_in_the_middle,
-    read_nothing,
-    write_slowly,
-    hold_large_requests,
-    hold_logins,
-    connect_and_leave,
-    create_and_delete_many_partitions,
-    write_to_many_partitions,
-    share_many_partitions,
-    delete_a_topic_of_many_offsets,
-    ask_for_much_in_short,
-    search_by_pattern,
-    ask_for_health,
-)

@@ -178,7 +178,7 @@ def _raw(client: WireClient, api: ApiKey, version: int, body: dict[str, Any]) ->
 
 
 WRONG = HEADER.pack(9, 5, 1, 1, 1) + b"\x01"
-FIVE = HEADER.pack(5, 5, 1, 1, 1) + b"\x01"
+SHORT = HEADER.pack(5, 9, 5, 1, 1) + b"\x04"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,12 @@ FIVE = HEADER.pack(5, 5, 1, 1, 1) + b"\x01"
         (key_range(3, (100, 100)), "offset_out_of_range", "Offset 100 of t-0 cannot be finished"),
         (key_range(101), "offset_out_of_range", "the log ends at offset 100"),
         (key_range(0, finished=WRONG), "invalid_request", "9-5 ends before it starts"),
-        (key_range(0, finished=FIVE + FIVE), "invalid_request", "5-5 overlaps or touches"),
+        (key_range(0, finished=SHORT), "invalid_request", "5-9 does not have the lengths"),
+        (
+            key_range(0, finished=HEADER.pack(5, 5, 1, 0, 0) * 100_000),
+            "invalid_commit_offset_size",
+            "The request has more than 10 ranges of finished offsets",
+        ),
         (key_range(0, finished=b"x"), "invalid_request", "end within the header"),
         (key_range(-1), "invalid_request", "The position -1 is below 0"),
         (key_range(0, first_hash=-5), "invalid_request", "is outside of 0-9223372036854775807"),
@@ -195,7 +200,7 @@ FIVE = HEADER.pack(5, 5, 1, 1, 1) + b"\x01"
         (
             key_range(0, *[(o, o) for o in range(1, 2 * MAX_RANGES + 2, 2)]),
             "invalid_commit_offset_size",
-            "The request has 11 ranges of finished offsets",
+            "The request has more than 10 ranges of finished offsets",
         ),
     ],
 )

@@ -35,6 +35,8 @@ OFFSET_MAX = 2**63 - 1
 #: Of a chunk, before its lengths.
 HEADER = struct.Struct(">qqqHH")
 _CONTINUED = bytes(range(0x80, 0x100))
+#: The most bytes of a range and the gap before it: two varints of 64 bits.
+_RANGE_BYTES_MAX = 20
 #: A range as its first and its last offset, both included.
 Range = tuple[int, int]
 
@@ -51,6 +53,40 @@ class RangeChunk(NamedTuple):
 
 
 _last = attrgetter("last")
+
+
+def _find_problem(chunk: RangeChunk, previous: int) -> str | None:
+    """Return what is wrong with a chunk of a client behind one that ends at `previous`."""
+    if chunk.last < chunk.first:
+        return "ends before it starts"
+    if chunk.first < 0:
+        return "starts below 0"
+    if chunk.first <= previous + 1:
+        return "overlaps or touches the one before it"
+    if len(chunk.lengths) > _RANGE_BYTES_MAX * chunk.ranges:
+        return "has more lengths than ranges"
+    bounds = _decode_bounds(chunk)
+    if len(set(bounds)) < len(bounds):
+        return "has a range or a gap without offsets"
+    offsets = sum(bounds[1::2]) - sum(bounds[::2])
+    if (len(bounds), bounds[-1] - 1, offsets) != (2 * chunk.ranges, chunk.last, chunk.offsets):
+        return "does not have the lengths that its header has"
+    return None
+
+
+def count_ranges(data: bytes, most: int) -> int:
+    """Return how many ranges an encoding has, without decoding it; more than `most` ends the count.
+
+    Encoders fill all chunks but the last. A chunk before another one counts as at least
+    `_CHUNK_RANGES_SMALL` ranges, so that small or empty ones do not make work.
+    """
+    at = count = owed = 0
+    while at + HEADER.size <= len(data) and count <= most:
+        *_, ranges, size = HEADER.unpack_from(data, at)
+        count += owed + ranges
+        owed = max(0, _CHUNK_RANGES_SMALL - ranges)
+        at += HEADER.size + size
+    return count
 
 
 class FinishedOffsets:
@@ -94,20 +130,10 @@ class FinishedOffsets:
         finished = cls.decode(data)
         previous = -2
         for chunk in finished.chunks:
-            label = f"the range of finished offsets {chunk.first}-{chunk.last}"
-            if chunk.last < chunk.first:
-                raise ValueError(f"{label} ends before it starts")
-            if chunk.first < 0:
-                raise ValueError(f"{label} starts below 0")
-            if chunk.first <= previous + 1:
-                raise ValueError(f"{label} overlaps or touches the one before it")
-            bounds = _decode_bounds(chunk)
-            if any(low >= high for low, high in pairwise(bounds)):
-                raise ValueError(f"{label} has a range or a gap without offsets")
-            offsets = sum(bounds[1::2]) - sum(bounds[::2])
-            described = (len(bounds), bounds[-1] - 1, offsets)
-            if described != (2 * chunk.ranges, chunk.last, chunk.offsets):
-                raise ValueError(f"{label} does not have the lengths that its header has")
+            problem = _find_problem(chunk, previous)
+            if problem:
+                label = f"the range of finished offsets {chunk.first}-{chunk.last}"
+                raise ValueError(f"{label} {problem}")
             previous = chunk.last
         return finished
 

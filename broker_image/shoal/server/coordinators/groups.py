@@ -74,7 +74,7 @@ class GroupService(CoordinatorService[GroupShard]):
         create_topic: CreateTopic,
         metrics: MetricRegistry,
     ) -> None:
-        settings = GroupSettings.from_properties(node.config.values)
+        self.settings = settings = GroupSettings.from_properties(node.config.values)
         super().__init__(
             node,
             cache,

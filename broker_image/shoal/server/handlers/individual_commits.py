@@ -37,7 +37,10 @@ async def filter_within_log(
     """Return the commits without offsets past the log end, and results for refused partitions.
 
     Such an offset would skip records that are not written yet. The leaders have the log ends.
+    Raises `ApiError` if the request has too many ranges.
     """
+    key_ranges = (p.key_ranges for topic in commits for p in topic.partitions)
+    individual_commit.check_size(key_ranges, broker.groups.settings)
     accepted_commits: list[TopicCommit] = []
     refused: Refused = {}
     ends = await asyncio.gather(*(_fetch_ends(broker, topic) for topic in commits))

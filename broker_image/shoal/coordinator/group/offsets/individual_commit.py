@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from itertools import starmap
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX, KEY_RANGES_MAX
 from shoal.record import key_range_map
-from shoal.record.finished_offsets import EMPTY, FinishedOffsets
+from shoal.record.finished_offsets import EMPTY, FinishedOffsets, count_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -98,8 +98,9 @@ def find_end(key_ranges: Sequence[KeyRangeRequest]) -> int:
     end = 0
     for key_range in key_ranges:
         end = max(end, key_range.position)
-        with suppress(ValueError):
-            end = max(end, FinishedOffsets.decode(key_range.finished).last + 1)
+        if key_range.finished:
+            with suppress(ValueError):
+                end = max(end, FinishedOffsets.decode(key_range.finished).last + 1)
     return end
 
 
@@ -167,23 +168,18 @@ def _parse_commit(key_range: KeyRangeRequest) -> RangeCommit:
     return RangeCommit(key_range.position, finished)
 
 
-def check_size(commits: Sequence[Sequence[KeyRangeRequest]], settings: GroupSettings) -> None:
-    """Check the ranges of a request together. Raises `ApiError`."""
+def check_size(commits: Iterable[Sequence[KeyRangeRequest]], settings: GroupSettings) -> None:
+    """Check the ranges of a request together, before they are decoded. Raises `ApiError`."""
     limit = settings.shoal_group_consumer_individual_commit_max_ranges
-    # A range with the gap before it has at least two bytes.
-    if sum(len(r.finished) for key_ranges in commits for r in key_ranges) <= limit:
-        return
     count = 0
-    for key_ranges in commits:
-        for key_range in key_ranges:
-            with suppress(ValueError):  # `validate_commits` refuses its partition.
-                count += FinishedOffsets.decode(key_range.finished).count
-    if count > limit:
-        raise ApiError(
-            ErrorCode.invalid_commit_offset_size,
-            f"The request has {count} ranges of finished offsets; {MAX_RANGES} is {limit}. "
-            "Divide it into several requests.",
-        )
+    for key_range in chain.from_iterable(commits):
+        count += count_ranges(key_range.finished, limit - count)
+        if count > limit:
+            raise ApiError(
+                ErrorCode.invalid_commit_offset_size,
+                f"The request has more than {limit} ranges of finished offsets, which is "
+                f"{MAX_RANGES}. Divide it into several requests.",
+            )
 
 
 def advance_progress(

@@ -243,8 +243,10 @@ class OffsetManager:
                 f"The commit names no member of group {request.group_id}. Join the group, and "
                 "commit with the member's id and epoch.",
             )
-        individual = [p for topic in request.topics for p in topic.partitions if p.key_ranges]
-        individual_commit.check_size([p.key_ranges for p in individual], self._context.settings)
+        individual_commit.check_size(
+            (p.key_ranges for topic in request.topics for p in topic.partitions),
+            self._context.settings,
+        )
 
     def _commit_individually(
         self, draft: CommitDraft, topic: TopicCommit, p: PartitionCommit
