@@ -156,3 +156,23 @@ def test_entries_that_are_not_utf_8_are_bounded() -> None:
     assert read(codec.ODD_ENTRIES_MAX + 1, b"topic") == codec.ODD_ENTRIES_MAX + 1
     with pytest.raises(WireError, match="more than 10000 entries"):
         read(codec.ODD_ENTRIES_MAX + 1, b"topi\xe9")
+
+
+@pytest.mark.parametrize(
+    ("api", "version"), [(ApiKey.METADATA, 12), (ApiKey.OFFSET_COMMIT, 9)], ids=["plain", "own"]
+)
+def test_entries_beside_unknown_tags_are_bounded(api: ApiKey, version: int) -> None:
+    """These, too, also if the API has tags of Shoal's own. The tag counts as an entry."""
+    unknown = bytes([1, 0xFF, 0x7F, 0])
+
+    def read(count: int, tags: bytes) -> int:
+        topics = [{"name": "t", "partitions": []}] * count
+        body = codec.write_request(api, version, {"topics": topics})
+        assert body[-1] == 0, "the request ends with no tags"
+        return len(codec.read_request(api, version, bytes(body[:-1]) + tags).topics)
+
+    most = codec.ODD_ENTRIES_MAX - 1
+    assert read(most, unknown) == most
+    assert read(most + 2, b"\0") == most + 2
+    with pytest.raises(WireError, match="more than 10000 entries"):
+        read(most + 2, unknown)

@@ -110,24 +110,6 @@ def _put_sized(out: bytearray, value: Any, compact: bool, short: bool) -> None:
     out += value
 
 
-def _get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int, int]:
-    """Return the length at `at`, -1 for null, and the offset after it."""
-    if compact:
-        size, at = get_uvarint(buf, at)
-        return size - 1, at
-    width = 2 if short else 4
-    return int.from_bytes(buf[at : at + width], "big", signed=True), at + width
-
-
-def _get_sized(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[bytes | None, int]:
-    size, at = _get_size(buf, at, compact, short)
-    if size < 0:
-        return None, at
-    if at + size > len(buf):
-        raise WireError(f"a field of {size} bytes where {len(buf) - at} are left")
-    return bytes(buf[at : at + size]), at + size
-
-
 def _to_uuid_bytes(value: UUID | None) -> bytes:
     return NO_UUID if value is None else value.bytes
 
@@ -146,7 +128,6 @@ class FunctionSource:
             "get_uvarint": get_uvarint,
             "put_sized": _put_sized,
             "put_records": _put_records,
-            "get_sized": _get_sized,
             "from_bytes": int.from_bytes,
             "uuid_bytes": _to_uuid_bytes,
             "uuid": _parse_uuid,
@@ -398,13 +379,18 @@ def _read_one(src: FunctionSource, kind: str | Struct, flexible: bool, depth: in
         if kind == "uuid":
             src.add("x = uuid(x)", depth)
     else:
-        src.add(f"x, at = get_sized(buf, at, {flexible}, {kind == 'string'})", depth)
-        if kind == "string":
-            src.add("if x is not None: x = decode(x)", depth)
+        read_size(src, "size", flexible, kind == "string", depth)
+        src.add("if size < 0: x = None", depth)
+        src.add("else:", depth)
+        src.add("at += size", depth + 1)
+        src.add("if at > len(buf): raise WireError(f'{size} bytes end early')", depth + 1)
+        value = "buf[at - size : at]"
+        src.add(f"x = {'decode' if kind == 'string' else 'bytes'}({value})", depth + 1)
 
 
 def _read_tagged(src: FunctionSource, tagged: list[Field]) -> None:
-    src.add("n, at = get_uvarint(buf, at)")
+    src.add("n = buf[at]; at += 1")
+    src.add("if n > 0x7F: n, at = get_uvarint(buf, at - 1)")
     src.add("for _ in range(n):")
     src.add("tag, at = get_uvarint(buf, at); size, at = get_uvarint(buf, at); end = at + size", 2)
     src.add("if end > len(buf): raise WireError('a tagged field past the end')", 2)

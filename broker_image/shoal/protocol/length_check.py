@@ -27,8 +27,8 @@ from shoal.protocol.schema import FIXED, TAGS_MAX, Field, Struct
 #: Takes a buffer, an offset and the allowed number of array entries. Returns the offset after the
 #: message, the remaining number of entries, and whether the message has tags beyond Kafka's schema
 #: of its version, our own (`extensions`) or unknown ones, or a tag of another size than its value,
-#: with which it could have some where kio looks for them. Raises `WireError`, also for a null array
-#: in a field that is not nullable.
+#: with which it could have some where kio looks for them. Raises `WireError`, also for a null where
+#: the schema has none, as kio does.
 LengthCheck = Callable[[Any, int, int], tuple[int, int, bool]]
 #: The same for a struct in a message. It appends the tags to a list.
 _StructCheck = Callable[[Any, int, int, list[int]], tuple[int, int]]
@@ -92,17 +92,19 @@ def _add_field_check(src: FunctionSource, field: Field, flexible: bool, depth: i
             src.add(f"at += n * {_WIDTH[field.type]}", depth + 1)
         else:
             src.add("for _ in range(n):", depth + 1)
-            _add_value_check(src, field.type, flexible, depth + 2)
+            _add_value_check(src, field, flexible, depth + 2)
     elif isinstance(field.type, Struct) and field.nullable:
         src.add("at += 1", depth)
         # The parser reads -1 as null and any other byte as present.
         src.add(f"if buf[at - 1] {'!= 255' if field.tag is None else '== 1'}:", depth)
-        _add_value_check(src, field.type, flexible, depth + 1)
+        _add_value_check(src, field, flexible, depth + 1)
     else:
-        _add_value_check(src, field.type, flexible, depth)
+        _add_value_check(src, field, flexible, depth)
 
 
-def _add_value_check(src: FunctionSource, kind: str | Struct, flexible: bool, depth: int) -> None:
+def _add_value_check(src: FunctionSource, field: Field, flexible: bool, depth: int) -> None:
+    """Check one value of a field, of which an array has many."""
+    kind = field.type
     if isinstance(kind, Struct):
         src.add(f"at, left = {src.add_constant(_get_check(kind))}(buf, at, left, foreign)", depth)
     elif kind in FIXED:
@@ -112,6 +114,8 @@ def _add_value_check(src: FunctionSource, kind: str | Struct, flexible: bool, de
         if kind == "string" and flexible:
             src.add(f"if m > {STRING_SIZE_MAX}: raise WireError(f'a string of {{m}} bytes')", depth)
         src.add("if m > 0: at += m", depth)
+        if kind != "records" and (field.array or not field.nullable):
+            src.add(f"elif m < 0: raise WireError('{field.name} is null')", depth)
 
 
 def _add_tagged_check(src: FunctionSource, tagged: list[Field]) -> None:

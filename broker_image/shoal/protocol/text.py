@@ -18,4 +18,4 @@ def decode(data: bytes | bytearray | memoryview) -> str:
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError:
-        return _SURROGATE.sub(b"\xff", data).decode("utf-8", "replace")
+        return _SURROGATE.sub(b"\xff", bytes(data)).decode("utf-8", "replace")
