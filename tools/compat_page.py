@@ -234,11 +234,12 @@ issuer and audience, unless `sasl.oauthbearer.allow.unverified.issuer` and `.aud
 Shoal starts without them. It then takes tokens of any issuer whose keys are at the URL, and refuses
 a token that names an audience, unless `.audience` is `true`. So set both expectations.
 
-## Strings that are not UTF-8
+## Strings that are not UTF-8, and unknown tags
 
-Shoal reads them as Kafka does, with U+FFFD for each invalid sequence. But if the arrays of a
-request contain more than 10,000 entries, such strings are not allowed, because reading them would
-keep other clients waiting, and the broker closes the connection.
+Shoal reads such strings as Kafka does, with U+FFFD for each invalid sequence, and ignores tagged
+fields that it does not know. But if the arrays of a request contain more than 10,000 entries, it
+may have neither, because reading them would keep other clients waiting: the broker closes the
+connection.
 
 ## Limit on records in flight
 

@@ -110,12 +110,12 @@ def _check_partitions(
         name = requested.name if not by_id else "" if topic is None else topic.name
         if name and not permits(name):
             topic, missing = None, ErrorCode.topic_authorization_failed
-        count = len(topic.partitions) if topic is not None else 0
-        accepted = [p for p in requested.partitions if 0 <= p.partition_index < count]
+        indexes = range(len(topic.partitions)) if topic is not None else range(0)
+        accepted = [p for p in requested.partitions if p.partition_index in indexes]
         refused: list[responses.TxnOffsetCommitResponsePartition] = [
             {"partition_index": p.partition_index, "error_code": missing}
             for p in requested.partitions
-            if p not in accepted
+            if p.partition_index not in indexes
         ]
         results.append(
             {
