@@ -1,5 +1,5 @@
-"""Paths, modules and targets of make that comments, docstrings and documents name in backquotes
-exist, and targets that workflows call."""
+"""Paths, functions in them, modules and targets of make that comments, docstrings and documents name
+in backquotes exist, and targets that workflows call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ BASES = (
 )
 #: Packages whose dotted names are checked. Kafka's configs begin with the names of others.
 PACKAGES = ("server", "coordinator", "quorum", "record", "protocol", "shoal_operator")
-PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+)/?`")
+#: A path, and perhaps a function in it, as pytest names a test.
+PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+)/?(?:::(\w+))?`")
 MODULE = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!py\b)\w+)+)(?:\(\))?`")
 TARGET = re.compile(r"(?:`|\brun: )make ([a-z][a-z0-9-]*)")
 #: A rule of the Makefile, with one target or several.
@@ -68,8 +69,13 @@ class References:
             if folder.startswith(base)
         } - {"run"}
 
-    def _has_path(self, reference: str, file: str) -> bool:
+    def _has_path(self, reference: str, function: str, file: str) -> bool:
         paths = find_candidates(reference, file)
+        if function:
+            defined = rf"^(?:async )?def {function}\("
+            return any(
+                re.search(defined, _read(p), re.MULTILINE) for p in paths if p in self._files
+            )
         return any(
             p in self._files or p in self._folders or f"{p}.py" in self._files for p in paths
         )
@@ -96,10 +102,10 @@ class References:
                     yield f"{number}: make {target}"
             if "`" not in line:
                 continue
-            for reference in PATH.findall(line):
+            for reference, function in PATH.findall(line):
                 first = reference.split("/")[0]
-                if first in self._first and not self._has_path(reference, file):
-                    yield f"{number}: {reference}"
+                if first in self._first and not self._has_path(reference, function, file):
+                    yield f"{number}: {reference}{'::' * bool(function)}{function}"
             for reference in MODULE.findall(line):
                 if not self._has_module(reference, file):
                     yield f"{number}: {reference}"
@@ -112,4 +118,4 @@ def check_tree(files: list[File]) -> Iterator[str]:
     for file in files:
         if file.path.suffix in CHECKED and file.name not in EXCEPT:
             for found in references.find_stale(file.text, file.name):
-                yield f"{file.name}:{found}: no such file, module or target; correct the name"
+                yield f"{file.name}:{found}: no such file, function, module or target; correct it"

@@ -146,6 +146,13 @@ def test_stale_references_are_found(text: str, stale: list[str]) -> None:
     assert found == stale
 
 
+def test_stale_names_of_functions_are_found() -> None:
+    file = "tests/unit/tools/test_lint.py"
+    known = references.References([file])
+    text = f"`{file}::test_a_cycle_is_found`, `{file}::test_a_cycle`"
+    assert list(known.find_stale(text, "docs/x.md")) == [f"1: {file}::test_a_cycle"]
+
+
 def test_a_cycle_is_found() -> None:
     graph = {"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": ["e"], "e": [], "f": ["a"]}
     assert import_cycles.find_cycles(graph) == [["a", "b", "c"]]

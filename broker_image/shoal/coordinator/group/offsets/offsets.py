@@ -243,10 +243,8 @@ class OffsetManager:
                 f"The commit names no member of group {request.group_id}. Join the group, and "
                 "commit with the member's id and epoch.",
             )
-        individual_commit.check_size(
-            (p.key_ranges for topic in request.topics for p in topic.partitions),
-            self._context.settings,
-        )
+        commits = (p.key_ranges for topic in request.topics for p in topic.partitions)
+        individual_commit.check_size(commits, self._context.settings)
 
     def _commit_individually(
         self, draft: CommitDraft, topic: TopicCommit, p: PartitionCommit
