@@ -121,7 +121,7 @@ def test_wrong_bytes_are_named(data: bytes, named: str) -> None:
 
 def test_small_chunks_count_as_larger_ones() -> None:
     """A client makes the work of as many chunks as it sends, whatever their headers claim."""
-    least = finished_offsets._CHUNK_RANGES_SMALL
+    least = finished_offsets.CHUNK_RANGES_SMALL
     empty, one = HEADER(0, 0, 0, 0, 0), HEADER(0, 0, 0, 1, 9) + b"\x01" * 9
     assert finished_offsets.count_ranges(empty * 10_000, 100) == 4 * least
     assert finished_offsets.count_ranges(one, 100) == 1

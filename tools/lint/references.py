@@ -1,5 +1,5 @@
-"""Paths, functions in them, modules and targets of make that comments, docstrings and documents name
-in backquotes exist, and targets that workflows call."""
+"""Paths, functions in them, modules and targets of make that comments, docstrings and documents
+name in backquotes exist, and targets that workflows call."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CHUNK_RANGES_MAX = 128
 #: The ranges of a chunk after a larger one was divided, so that it has room for more.
 _CHUNK_RANGES = 96
 #: Chunks up to this size are combined with a neighbour that changes.
-_CHUNK_RANGES_SMALL = 32
+CHUNK_RANGES_SMALL = 32
 OFFSET_MAX = 2**63 - 1
 #: Of a chunk, before its lengths.
 HEADER = struct.Struct(">qqqHH")
@@ -78,13 +78,13 @@ def count_ranges(data: bytes, most: int) -> int:
     """Return how many ranges an encoding has, without decoding it; more than `most` ends the count.
 
     Encoders fill all chunks but the last. A chunk before another one counts as at least
-    `_CHUNK_RANGES_SMALL` ranges, so that small or empty ones do not make work.
+    `CHUNK_RANGES_SMALL` ranges, so that small or empty ones do not make work.
     """
     at = count = owed = 0
     while at + HEADER.size <= len(data) and count <= most:
         *_, ranges, size = HEADER.unpack_from(data, at)
         count += owed + ranges
-        owed = max(0, _CHUNK_RANGES_SMALL - ranges)
+        owed = max(0, CHUNK_RANGES_SMALL - ranges)
         at += HEADER.size + size
     return count
 
@@ -224,7 +224,7 @@ class FinishedOffsets:
             chunks += old[chunk_index:before]
             chunk_index = before
             bounds: list[list[int]] = []
-            if chunks and chunks[-1].ranges <= _CHUNK_RANGES_SMALL:
+            if chunks and chunks[-1].ranges <= CHUNK_RANGES_SMALL:
                 bounds.append(_decode_bounds(chunks.pop()))
             added = range_index
             while True:
@@ -233,7 +233,7 @@ class FinishedOffsets:
                     end = max(end, ranges[range_index][1] + 1)
                     range_index += 1
                 elif chunk_index < len(old) and (
-                    next_first <= end or old[chunk_index].ranges <= _CHUNK_RANGES_SMALL
+                    next_first <= end or old[chunk_index].ranges <= CHUNK_RANGES_SMALL
                 ):
                     end = max(end, old[chunk_index].last + 1)
                     bounds.append(_decode_bounds(old[chunk_index]))
