@@ -46,8 +46,8 @@ log = logging.getLogger("shoal.console")
 RETURN, LOG_OUT, LOGGED_OUT = "/logged-in", "/logout", "/logged-out"
 #: Seconds of a login, and those in which a login at the provider must be complete.
 LOGIN_S_MAX, PENDING_S_MAX = 8 * 3600.0, 600.0
-#: Logins that are kept.
-LOGINS_MAX = 10_000
+#: Logins that are kept, and those of one user, who ends no login of others by new ones.
+LOGINS_MAX, LOGINS_OF_USER_MAX = 10_000, 100
 #: An access token is renewed this long before it ends, and after a failure not before `RETRY_S`.
 RENEW_S, RETRY_S = 30.0, 10.0
 #: Seconds for which a log-out waits for the provider.
@@ -113,7 +113,7 @@ class OpenIdLogin:
         self._sessions: OrderedDict[str, _LoginSession] = OrderedDict()
         self._attempts = Attempts()
         self._seal = Fernet(Fernet.generate_key())
-        #: States of complete logins, until they are too old for another.
+        #: States that were used, until they are too old for another login.
         self._used: OrderedDict[str, float] = OrderedDict()
         self._is_secure = settings.url.startswith("https:")
         prefix = "__Host-" if self._is_secure else ""
@@ -155,6 +155,7 @@ class OpenIdLogin:
                 text="This login was used before, took too long, or began in another browser. Open"
                 " the overview to log in."
             )
+        self._used[pending.state] = pending.begun_at_s
         try:
             await self._check_issuer(request)
             if "error" in request.query:
@@ -178,9 +179,9 @@ class OpenIdLogin:
                 " log in again."
             ) from None
         except ProviderError as error:
+            self._used.pop(pending.state, None)
             raise _make_unavailable(error) from None
         response = self._start_session(user, tokens, pending.back)
-        self._used[pending.state] = pending.begun_at_s
         self._set_cookie(response, self._get_pending_cookie(pending.state), "", 0)
         return response
 
@@ -259,9 +260,12 @@ class OpenIdLogin:
         session = _LoginSession(self, id, user, ends_at_s)
         session.keep(tokens)
         self._sessions[id] = session
-        if len(self._sessions) > LOGINS_MAX:
-            _, oldest = self._sessions.popitem(last=False)
+        own = [one for one in self._sessions.values() if one.user == user]
+        if len(own) > LOGINS_OF_USER_MAX or len(self._sessions) > LOGINS_MAX:
+            is_own = len(own) > LOGINS_OF_USER_MAX
+            oldest = own[0] if is_own else next(iter(self._sessions.values()))
             oldest.is_closed = True
+            del self._sessions[oldest.id]
         response = web.Response(status=302, headers={"Location": back})
         text = f"{id}.{int(ends_at_s)}"
         cookie = f"{text}.{self._compute_mac(text)}"

@@ -206,6 +206,42 @@ def test_requests_without_a_login_take_no_memory_and_push_out_no_login() -> None
     run(call)
 
 
+def test_a_state_asks_the_provider_once() -> None:
+    """Also with wrong codes: otherwise one login that began makes any number of requests to it."""
+
+    async def call(world: World) -> None:
+        back = await world.answer(await world.begin())
+        wrong = back.replace("code=", "code=guessed-")
+        answers = [await world.step(wrong) for _ in range(3)]
+        assert [answer.status for answer in answers] == [401, 400, 400]
+        assert len(world.provider.forms) == 1
+
+    run(call)
+
+
+def test_a_user_who_logs_in_again_and_again_ends_no_login_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(openid, "LOGINS_OF_USER_MAX", 2)
+
+    async def call(world: World) -> None:
+        assert (await world.step(await world.answer(await world.begin()))).status == 302
+        world.provider.user = "bob"
+        async with (
+            another_browser(world.page) as first,
+            another_browser(world.page) as second,
+            another_browser(world.page) as third,
+        ):
+            theirs = [world._replace(page=page) for page in (first, second, third)]
+            for one in theirs:
+                assert (await one.step(await one.answer(await one.begin()))).status == 302
+            ended = [(await one.step("/nothing-here")).status == 302 for one in theirs]
+        assert ended == [True, False, False]
+        assert (await world.step("/nothing-here")).status != 302
+
+    run(call)
+
+
 def unsigned(claims: dict[str, Any], algorithm: str = "none", key: bytes = b"") -> str:
     """Return a token without a signature, or with an HMAC, whose header claims an algorithm."""
 
