@@ -514,6 +514,34 @@ def test_a_schedule_where_requests_are_authorized_has_a_user(world: World) -> No
     assert world.records() == []
 
 
+def test_the_operator_has_other_turns_between_schedules_that_have_no_tick(world: World) -> None:
+    """Somebody creates thousands that are suspended, or whose day never comes. To find that takes
+    milliseconds for each, and the operator has to renew its lease."""
+    for number in range(40):
+        world.add(schedule=f"{number} 0 30 2 *", suspend=number % 2 == 0)
+        one = copy.deepcopy(world.resource)
+        one["metadata"] |= {"name": f"s-{number}", "uid": f"u-{number}"}
+        world.kube.add(one)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        async with world.operator() as operator:
+            await world.run_at("01:00", operator)
+            counting = asyncio.ensure_future(count_turns())
+            # Now the statuses are written, and nothing else waits.
+            await world.run_at("01:01", operator)
+            counting.cancel()
+
+    asyncio.run(run())
+    assert turns > 40
+
+
 def test_neighbours_of_a_bad_schedule_continue(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,9 @@ class QueueScheduleReconciler:
             return RETRY_SECONDS if cluster.progressing else None
         no_tick: QueueScheduleStatusPatch = {"nextScheduleTime": None}
         try:
-            schedule = specs.parse_schedule(resource)
+            async with self._deciding:
+                await asyncio.sleep(0)
+                schedule = specs.parse_schedule(resource)
         except InvalidSchedule as error:
             verdict = Verdict.make_refused("ScheduleNotValid", f"spec.{error}")
             await self._statuses.write(resource, verdict, no_tick)
