@@ -329,6 +329,17 @@ def test_describe_producers_shows_the_last_batch(client: WireClient) -> None:
     assert client.call(ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}).results[0].total_bytes > 0
 
 
+def test_the_producers_of_a_partition_are_described_once(client: WireClient) -> None:
+    """Found from outside: a request that repeats a partition 20,000 times took 20 GB."""
+    client.create_topic("described-once", 2)
+    for repeated in (2, 600):
+        topic = {"name": "described-once", "partition_indexes": [0, 1] * repeated}
+        body = {"topics": [topic, topic]}
+        found = client.call(ApiKey.DESCRIBE_PRODUCERS, 0, body).topics
+        indexes = [p.partition_index for one in found for p in one.partitions]
+        assert (indexes, {one.name for one in found}) == ([0, 1], {"described-once"})
+
+
 def test_whole_request_errors_keep_their_shape(
     client: WireClient, shared_broker: ShoalProcess
 ) -> None:

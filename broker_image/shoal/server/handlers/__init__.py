@@ -541,7 +541,11 @@ _ROWS = (
         on=BOTH,
     ),
     Api(
-        ApiKey.DESCRIBE_PRODUCERS, range(1), require_on_each(READ, TOPIC), describe_producers.handle
+        ApiKey.DESCRIBE_PRODUCERS,
+        range(1),
+        require_on_each(READ, TOPIC),
+        describe_producers.handle,
+        check=describe_producers.drop_repeated,
     ),
     Api(
         ApiKey.BROKER_REGISTRATION,

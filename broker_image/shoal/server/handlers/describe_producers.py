@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal.metadata import names
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
+from shoal.server.network.api import RemainingRequest
+from shoal.server.network.pieces import replace_array
 from shoal.server.network.responses import missing_partition_error
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from shoal.protocol.responses import cluster as responses
     from shoal.server.broker import Broker
     from shoal.server.network.api import Request
+
+
+def drop_repeated(_: Broker, request: Request) -> Awaitable[RemainingRequest] | None:
+    """Name each partition of a request once; None if it repeats none. The answer has all producers
+    of a partition, so that one which is named 20,000 times would fill the memory."""
+    topics = request.body.topics
+    count = sum(len(topic.partition_indexes) for topic in topics)
+    remaining = {(topic.name, index) for topic in topics for index in topic.partition_indexes}
+    if len(remaining) == count:
+        return None
+    request.is_in_pieces = True
+    return _name_once(request, remaining)
+
+
+async def _name_once(request: Request, remaining: set[tuple[str, int]]) -> RemainingRequest:
+    topics = []
+    for topic in request.body.topics:
+        indexes = []
+        for index in topic.partition_indexes:
+            if (topic.name, index) in remaining:
+                remaining.discard((topic.name, index))
+                indexes.append(index)
+        if indexes or not topic.partition_indexes:
+            topics.append(replace_array(topic, "partition_indexes", indexes))
+    once = replace_array(request.body, "topics", topics)
+    return RemainingRequest(b"", replace(request, body=once), lambda body: body)
 
 
 def handle(broker: Broker, request: Request) -> responses.DescribeProducersResponse:

@@ -41,6 +41,8 @@ PIECE_ENTRIES_OF: dict[int, int] = {
     ApiKey.DELETE_RECORDS: 50,
     ApiKey.PRODUCE: 30,
     ApiKey.WRITE_TXN_MARKERS: 30,
+    # All producers of each partition.
+    ApiKey.DESCRIBE_PRODUCERS: 10,
 }
 #: As how many entries one counts that asks for all that a resource has, about 0.1 ms each: the
 #: configs of a broker, the members of a group, or all offsets of a group.
@@ -53,6 +55,8 @@ HEAVY: dict[int, int] = {
     ApiKey.OFFSET_FETCH: 250,
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: 250,
 }
+#: Requests of these may be small and ask for much.
+_ASK_FOR_MUCH = {*HEAVY, ApiKey.DESCRIBE_PRODUCERS}
 #: An entry of these APIs that names topics asks for these alone.
 _NAME_TOPICS = {ApiKey.OFFSET_FETCH, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS}
 #: The characters of a name that count as one more entry: some work grows with them.
@@ -148,7 +152,7 @@ class RequestPiece(NamedTuple):
 def handle(api: Api, context: Any, request: Request) -> Answer:
     """Call an API's handler, in pieces if the request has many entries, or some that ask for
     much."""
-    if request.size < REQUEST_BYTES_MIN and api.key not in HEAVY:
+    if request.size < REQUEST_BYTES_MIN and api.key not in _ASK_FOR_MUCH:
         return api.handle(context, request)
     if api.key is ApiKey.PRODUCE and not _is_wide(context, request.body):
         return api.handle(context, request)
