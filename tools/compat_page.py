@@ -171,9 +171,9 @@ fewer if names are long. Therefore, CreateTopics of more than
 two of the topics share a name, the first one may be created. More than {TOPICS_MAX:,} topics get
 `POLICY_VIOLATION`; in Kafka more than 5,000 of one partition do.
 
-A short request may ask for much: for all offsets of a group, or all producers of a partition. A broker works on a few
-such entries at a time, and answers those that are equal once. Kafka repeats the answer, but its
-clients never ask for the same twice in one request. A group with more than
+A short request may ask for much: for all offsets of a group, or all producers of a partition. A
+broker works on a few such entries at a time, and answers those that are equal once. Kafka repeats
+the answer, but its clients never ask for the same twice in one request. A group with more than
 {TOMBSTONES_MAX:,} offsets is deleted in several writes, and other requests for it wait until its
 end. If the coordinator moves meanwhile, a part of the offsets is left: delete the group again.
 
