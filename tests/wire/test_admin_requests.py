@@ -329,6 +329,17 @@ def test_describe_producers_shows_the_last_batch(client: WireClient) -> None:
     assert client.call(ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}).results[0].total_bytes > 0
 
 
+def test_a_topic_that_is_named_again_is_answered_once(client: WireClient) -> None:
+    """As in Kafka, by id as by name. A topic of many partitions, named 40,000 times, would fill the
+    memory."""
+    topic_id = client.create_topic("answered-once")
+    for topic in ({"topic_id": None, "name": "answered-once"}, {"topic_id": topic_id}):
+        for repeated in (2, 600):
+            body = {"topics": [{"name": None, **topic}] * repeated}
+            (found,) = client.call(ApiKey.METADATA, 12, body).topics
+            assert (found.name, found.topic_id) == ("answered-once", topic_id)
+
+
 def test_the_producers_of_a_partition_are_described_once(client: WireClient) -> None:
     """Found from outside: a request that repeats a partition 20,000 times took 20 GB."""
     client.create_topic("described-once", 2)

@@ -99,7 +99,9 @@ def _build_answer(broker: Broker, request: Request) -> Answer:
     if topics is None or (not topics and request.version == 0):
         results = [describe(image, t) for t in image.topics.values() if describes(t.name)]
         return _answer(broker, request, results)
-    ids = [t.topic_id for t in topics if getattr(t, "topic_id", None) is not None]
+    named = (getattr(topic, "topic_id", None) for topic in topics)
+    # By bytes, whose hashes no client can make equal.
+    ids = list({one.bytes: one for one in named if one is not None}.values())
     if request.version < IDS_FROM and (ids or any(t.name is None for t in topics)):
         raise ApiError(
             ErrorCode.invalid_request,

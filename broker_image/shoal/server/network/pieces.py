@@ -205,6 +205,8 @@ def asks_for_all(key: int, entry: Any) -> bool:
 
 def _drop_repeated(key: int, entries: Iterable[Any]) -> list[Any]:
     """Return the entries without those that ask for the same as an earlier one."""
+    if key == ApiKey.METADATA:
+        return list({_get_topic(entry): entry for entry in entries}.values())
     return list(
         {
             repr(entry) if asks_for_all(key, entry) else number: entry
@@ -213,13 +215,19 @@ def _drop_repeated(key: int, entries: Iterable[Any]) -> list[Any]:
     )
 
 
+def _get_topic(entry: Any) -> tuple[str | None, bytes | None]:
+    """Return the topic that an entry of Metadata names."""
+    topic_id = getattr(entry, "topic_id", None)
+    return entry.name, topic_id and topic_id.bytes
+
+
 def _split_request(
     request: Request, path: Sequence[str], size: int
 ) -> Iterator[tuple[Request, int]]:
     """Yield a request for each piece, and in how many arrays it continues the one before."""
     entries = getattr(request.body, path[0])
     key = request.header.api_key
-    if key in HEAVY:
+    if key in HEAVY or key == ApiKey.METADATA:
         entries = _drop_repeated(key, entries)
     for number, piece in enumerate(cut(entries, path[1:], size, key)):
         body = replace_array(request.body, path[0], piece.entries)
