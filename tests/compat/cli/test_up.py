@@ -372,7 +372,7 @@ def test_tables_are_redrawn_at_a_terminal(tmp_path: Path) -> None:
     terminal = Terminal(words, {**os.environ, "TERM": "xterm"}, columns=120)
     try:
         terminal.expect("sharegroup.shoal.dev/workers created\n")
-        terminal.expect("sharegroup.shoal.dev/workers   main ")
+        terminal.expect("workers      main ")
         terminal.expect("\x1b[1A\x1b[2K")
         terminal.expect("   False   ")
         terminal.type("\x03")
