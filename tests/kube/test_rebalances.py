@@ -382,7 +382,8 @@ def test_new_brokers_get_replicas_and_leaving_ones_lose_them(three: ShoalCluster
             assert world.kube.find("QueueRebalance", NAME)["metadata"]["finalizers"]
             world.change(id="2")
             await world.until_reason(operator, "Reconciled")
-            assert not await world.may_use_all()
+            # A broker reports its cordon with its next heartbeat.
+            await world.sees(world.may_use_all, lambda may: not may)
             assert world.status()["cordonedBrokers"] == [3]
             world.kube.find("QueueRebalance", NAME)["metadata"]["deletionTimestamp"] = STAMP
             gone = ("QueueRebalance", NAME)
