@@ -138,11 +138,11 @@ TESTED := $(patsubst %,tests/%,unit model sim wire hostile kube cluster spark co
 test: prerequisites-test venv java-if-there $(call extra,spark jobs plots) ## all tests without Kubernetes; says what it left out. CI=true adds a part of `e2e` and leaves nothing out
 	$(PYTEST) -q $(SLOWEST) -n $(WORKERS) $(TESTED) $(if $(CI),$(E2E_CI))
 	@$(PYTHON) tools/prerequisites.py --left-out test
-# Three at most: more than that is no accident. Each is named, whether it passes now or not.
-AGAIN_MAX := 3
+# Those of three files at most: more is no accident. Each is named, whether it passes now or not.
+AGAIN_FILES_MAX := 3
 FAILED := .pytest_cache/v/cache/lastfailed
-test-again: venv            ## the tests that failed in the last `make test`, one after the other, if they are at most three
-	@$(BIN)/python -c 'import json; names = list(json.load(open("$(FAILED)"))); print("These failed beside other tests and run again, alone:", *names, sep="\n  "); exit(len(names) > $(AGAIN_MAX))'
+test-again: venv            ## the tests that failed in the last `make test`, one after the other, if they are of at most three files
+	@$(BIN)/python -c 'import json; names = list(json.load(open("$(FAILED)"))); print("These failed beside other tests and run again, alone:", *names, sep="\n  "); exit(len({name.partition("::")[0] for name in names}) > $(AGAIN_FILES_MAX))'
 	$(PYTEST) -q --last-failed --last-failed-no-failures=none $(TESTED) $(if $(CI),$(E2E_CI))
 # `make java` where there is Java, also if it came a moment ago by apt.
 java-if-there: venv
