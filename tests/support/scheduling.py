@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
 ONE_PROCESS = ("tests/spark", "tests/e2e")
+_THEIR_SCOPE = " ".join(ONE_PROCESS)
 #: Folders and files that take longest, in the order in which they begin. Attackers come before the
 #: pods of Kubernetes, because they measure the broker's CPU time, which grows a little with load.
 #: `make test` prints the times of its slowest tests.
@@ -32,14 +33,14 @@ def find_scope(nodeid: str) -> str:
     """Return what runs in one process with this test: its file, or the folders of `ONE_PROCESS`."""
     file = nodeid.partition("::")[0]
     in_one_process = file.startswith(tuple(f"{folder}/" for folder in ONE_PROCESS))
-    return " ".join(ONE_PROCESS) if in_one_process else file
+    return _THEIR_SCOPE if in_one_process else file
 
 
 def give_way(nodeid: str) -> None:
     """Lower the priority of a test process, and of what it starts, for tests outside of
     `ONE_PROCESS`: those take longest of all, and Spark waits for a Python worker no longer than ten
     seconds, which needs one and a half of a core."""
-    if "PYTEST_XDIST_WORKER" in os.environ and find_scope(nodeid) != " ".join(ONE_PROCESS):
+    if "PYTEST_XDIST_WORKER" in os.environ and find_scope(nodeid) != _THEIR_SCOPE:
         _lower_priority()
 
 

@@ -189,8 +189,7 @@ class OpenIdLogin:
         """End the login of a request, here and as far as the provider has it for this console."""
         session = self._find_session(request)
         if session is not None:
-            session.is_closed = True
-            del self._sessions[session.id]
+            self._close(session)
             await self._revoke(session)
         response = web.Response(status=303, headers={"Location": LOGGED_OUT})
         self._set_cookie(response, self._login_cookie, "", 0)
@@ -261,16 +260,20 @@ class OpenIdLogin:
         session.keep(tokens)
         self._sessions[id] = session
         own = [one for one in self._sessions.values() if one.user == user]
-        if len(own) > LOGINS_OF_USER_MAX or len(self._sessions) > LOGINS_MAX:
-            is_own = len(own) > LOGINS_OF_USER_MAX
-            oldest = own[0] if is_own else next(iter(self._sessions.values()))
-            oldest.is_closed = True
-            del self._sessions[oldest.id]
+        if len(own) > LOGINS_OF_USER_MAX:
+            self._close(own[0])
+        elif len(self._sessions) > LOGINS_MAX:
+            self._close(next(iter(self._sessions.values())))
         response = web.Response(status=302, headers={"Location": back})
         text = f"{id}.{int(ends_at_s)}"
         cookie = f"{text}.{self._compute_mac(text)}"
         self._set_cookie(response, self._login_cookie, cookie, int(LOGIN_S_MAX))
         return response
+
+    def _close(self, session: _LoginSession) -> None:
+        """End a login here."""
+        session.is_closed = True
+        self._sessions.pop(session.id, None)
 
     def _find_session(self, request: web.Request) -> _LoginSession | None:
         """Return the login of a request, if its cookie is ours and the login is not over."""
@@ -353,8 +356,7 @@ class OpenIdLogin:
                 session.keep(await self._provider.request_tokens(form))
             except ProviderRefusal as error:
                 log.warning("the login of %s has ended: %s", session.user, error)
-                session.is_closed = True
-                self._sessions.pop(session.id, None)
+                self._close(session)
             except ProviderError as error:
                 log.warning("the access token of %s was not renewed: %s", session.user, error)
                 session.retry_at_s = now_s + RETRY_S

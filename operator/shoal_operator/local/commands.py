@@ -76,15 +76,7 @@ FOLLOW_SECONDS = 0.5
 up_app, apply_app, delete_app, down_app = make_app(), make_app(), make_app(), make_app()
 
 
-def _load(paths: list[Path]) -> manifests.Folder:
-    """Return what files have that can all be read. Raises `KubectlError`."""
-    folder, errors = _try_to_load(paths)
-    if errors:
-        raise KubectlError("\n".join(errors))
-    return folder
-
-
-def _try_to_load(paths: list[Path]) -> tuple[manifests.Folder, list[str]]:
+def _load(paths: list[Path]) -> tuple[manifests.Folder, list[str]]:
     """Return what files have, and the errors of those that cannot be read. Raises `KubectlError`
     for a path without files."""
     try:
@@ -136,7 +128,7 @@ def up(
         if manifests.STDIN in paths:
             raise KubectlError("error: `shoal up` takes files and folders, not standard input")
         folder = (paths[0] if paths[0].is_dir() else paths[0].parent).resolve()
-        wanted, errors = _try_to_load(paths)
+        wanted, errors = _load(paths)
         if errors and not wanted.manifests:
             raise KubectlError("\n".join(errors))
         own = StateFolder((state or folder / state_folder.NAME).resolve())
@@ -320,7 +312,7 @@ def apply(filename: FilesOrInput = None, dir: Directory = HERE) -> None:
         if not filename:
             raise KubectlError("error: must specify --filename (-f)")
         state = find_state(dir)
-        wanted, errors = _try_to_load(filename)
+        wanted, errors = _load(filename)
         if not wanted.manifests:
             raise KubectlError("\n".join(errors) or "error: no objects passed to apply")
         answer = _request(state, {"verb": "apply", "manifests": wanted.manifests})
@@ -370,7 +362,10 @@ def _list_deletions(words: list[str], files: list[Path]) -> list[Key]:
             "error: when paths, URLs, or stdin is provided as input, you may not specify a resource"
             " by arguments as well"
         )
-    return [get_key(manifest) for manifest in _load(files).manifests]
+    folder, errors = _load(files)
+    if errors:
+        raise KubectlError("\n".join(errors))
+    return [get_key(manifest) for manifest in folder.manifests]
 
 
 def _find_deletions(state: StateFolder, words: list[str], scope: Scope) -> list[Key]:

@@ -65,16 +65,16 @@ def format_rows(
     now: datetime.datetime,
     *,
     wide: bool = False,
-    prefix: str = "",
+    prefix: bool = False,
     has_namespace: bool = False,
 ) -> list[list[str]]:
-    """Return the rows of a table with its head. A `prefix` comes before each name and a slash, as
-    kubectl puts the kind there for several kinds."""
+    """Return the rows of a table with its head. `prefix` puts the kind before the names, as kubectl
+    does for several kinds."""
     columns = [c for c in definition.columns if wide or not c.priority]
     rows = [["NAME", *(c.name.upper() for c in columns)]]
     for resource in resources:
         name = resource["metadata"]["name"]
-        row = [f"{prefix}/{name}" if prefix else name]
+        row = [f"{definition.full_singular}/{name}" if prefix else name]
         shown = {**resource, "summary": summarize(resource)}
         for column in columns:
             value = read_path(shown, column.path)

@@ -239,7 +239,7 @@ class _Printer:
             resources,
             datetime.datetime.now(datetime.UTC),
             wide=self._output == "wide",
-            prefix=one.full_singular if len(self.definitions) > 1 else "",
+            prefix=len(self.definitions) > 1,
             has_namespace=self._scope.namespace is None,
         )
         return [[translate(cell) for cell in row] for row in rows]
