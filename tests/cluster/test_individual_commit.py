@@ -194,7 +194,7 @@ def joined(client: Client) -> Coroutine[Any, Any, GroupConsumer]:
     )
 
 
-async def polled(consumer: GroupConsumer, count: int) -> list[Record]:
+async def poll_records(consumer: GroupConsumer, count: int) -> list[Record]:
     """Poll until there are `count` records."""
     found: list[Record] = []
     async with asyncio.timeout(60):
@@ -218,7 +218,7 @@ def committed(broker: ShoalProcess) -> tuple[int, str]:
 def test_a_member_at_the_limit_takes_nothing_new(broker: ShoalProcess) -> None:
     async def main() -> None:
         async with Client(broker.bootstrap) as client, await joined(client) as consumer:
-            records = await polled(consumer, 40)
+            records = await poll_records(consumer, 40)
             for record in records[1:30:2]:
                 consumer.finish(record)
             await consumer.commit()
@@ -227,12 +227,12 @@ def test_a_member_at_the_limit_takes_nothing_new(broker: ShoalProcess) -> None:
                 wire.produce("t", b"new", partition=0)
                 wire.produce("t", b"other", partition=1)
             # Another partition continues.
-            (other,) = await polled(consumer, 1)
+            (other,) = await poll_records(consumer, 1)
             assert other.partition == 1
             assert list(await consumer.poll(300)) == []
             for record in records[:24:2]:
                 consumer.finish(record)
-            (new,) = await polled(consumer, 1)
+            (new,) = await poll_records(consumer, 1)
             assert (new.partition, new.offset) == (0, 40)
             for record in (*records, other, new):
                 consumer.finish(record)
@@ -256,7 +256,7 @@ def test_a_coordinator_without_individual_commits(broker: ShoalProcess) -> None:
     async def main() -> None:
         async with Client(broker.bootstrap) as client:
             consumer = await joined(client)
-            records = await polled(consumer, 40)
+            records = await poll_records(consumer, 40)
             for record in (records[0], records[4]):
                 consumer.finish(record)
             await consumer.commit()
@@ -295,7 +295,7 @@ def test_a_commit_ends_while_records_are_finished(broker: ShoalProcess) -> None:
                 reset=Reset.EARLIEST,
                 individual_commit=IndividualCommit(interval_ms=60_000, records=count),
             )
-            records = await polled(consumer, count)
+            records = await poll_records(consumer, count)
 
             async def finish() -> None:
                 for record in records:
@@ -317,7 +317,7 @@ def test_a_commit_ends_while_records_are_finished(broker: ShoalProcess) -> None:
 def test_finished_checks_its_record(broker: ShoalProcess) -> None:
     async def main() -> None:
         async with Client(broker.bootstrap) as client, await joined(client) as consumer:
-            (record, *_) = await polled(consumer, 40)
+            (record, *_) = await poll_records(consumer, 40)
             with pytest.raises(ValueError, match="offset 99 of t-0 was not delivered"):
                 consumer.finish(record._replace(offset=99))
             consumer.finish(record._replace(topic="revoked", offset=99))

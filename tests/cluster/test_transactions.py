@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster.test_individual_commit import SESSION
+from cluster.test_individual_commit import SESSION, poll_records
 from conditions import eventually
 from lossy_proxy import LossyProxy
 from ports import free_ports
@@ -37,7 +37,6 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shoal.client.consume.consumer import Record
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cooperative.md"
 RECORDS = 10
@@ -71,14 +70,6 @@ async def joined(client: Client, topic: str) -> GroupConsumer:
     )
 
 
-async def polled(consumer: GroupConsumer, count: int = RECORDS) -> list[Record]:
-    found: list[Record] = []
-    async with asyncio.timeout(60):
-        while len(found) < count:
-            found.extend(await consumer.poll(100))
-    return found
-
-
 async def committed(client: Client, group: str, partition: int = 0) -> tuple[int, str]:
     """Return the stable offset and the finished offsets above it, without open transactions."""
     found = expect(await client.admin.groups.offsets([group], finished=True))[group]
@@ -103,7 +94,7 @@ def test_records_are_finished_by_the_commit(broker: ShoalProcess) -> None:
         async with Client(broker.bootstrap) as client:
             producer = await client.transactional_producer("orders")
             consumer = await joined(client, "orders")
-            records = await polled(consumer)
+            records = await poll_records(consumer, RECORDS)
             producer.begin()
             await producer.send_finished(consumer, records[:3])
             await producer.abort()
@@ -139,7 +130,7 @@ def test_records_of_a_revoked_partition(broker: ShoalProcess) -> None:
         async with Client(broker.bootstrap) as client:
             producer = await client.transactional_producer("moved")
             first = await joined(client, "moved")
-            records = await polled(first, 2 * RECORDS)
+            records = await poll_records(first, 2 * RECORDS)
             second = await joined(client, "moved")
             async with asyncio.timeout(60):
                 while len(first.positions) > 1 or not second.positions:

@@ -53,7 +53,7 @@ class World:
         self.cluster["status"] = {"certificates": list(issued.status)}
         return issued
 
-    def loaded(self) -> dict[str, dict[int, LoadedCertificates]]:
+    def report_loaded(self) -> dict[str, dict[int, LoadedCertificates]]:
         """What brokers report that have loaded all files."""
         files = self.data("main-broker-tls")
         own = frozenset({certificates.compute_fingerprint(files["broker.crt"])})
@@ -71,7 +71,7 @@ class World:
         phases: list[str] = []
         while not phases or phases[-1]:
             self.now += HOUR
-            phases.append(self.reconcile(self.loaded()).status[0]["phase"])
+            phases.append(self.reconcile(self.report_loaded()).status[0]["phase"])
             assert len(phases) < 10, phases
         return phases
 
@@ -139,7 +139,7 @@ def test_a_renewal_of_cert_manager_has_three_phases() -> None:
     root = world.api.root
     world.api.root = Authority("Another root")
     second = world.api.sign(CA).pem.encode()
-    assert world.reconcile(world.loaded()).status[0]["phase"] == "TrustNext"
+    assert world.reconcile(world.report_loaded()).status[0]["phase"] == "TrustNext"
     assert world.data("main-broker-tls")["cluster-ca.crt"] == first + second
     shown = certificates.split(world.data(f"{CA}-cert")["ca.crt"])
     assert set(shown) == {first, second, root.pem.encode(), world.api.root.pem.encode()}
@@ -159,7 +159,7 @@ def test_a_renewal_waits_for_users_that_lack_the_root() -> None:
     user = resource("QueueUser", "eve", cluster="main")
     world.api.add({**user, "status": {"conditions": [{"type": "Ready", "status": "True"}]}})
     world.api.sign(CA)
-    world.reconcile(world.loaded())
+    world.reconcile(world.report_loaded())
 
     def phase(pem: bytes) -> str:
         labels = {names.USER_LABEL: "eve", names.CLUSTER_LABEL: "main"}
@@ -169,7 +169,7 @@ def test_a_renewal_waits_for_users_that_lack_the_root() -> None:
         world.api.objects.pop(("Secret", "eve"), None)
         world.api.add({**secret, "apiVersion": "v1", "data": data})
         world.now += HOUR
-        return world.reconcile(world.loaded()).status[0]["phase"]
+        return world.reconcile(world.report_loaded()).status[0]["phase"]
 
     assert phase(world.data("main-broker-tls")["cluster-ca.crt"]) == "TrustNext"
     assert phase(world.data(f"{CA}-cert")["ca.crt"]) == "DropPrevious"
@@ -193,7 +193,7 @@ def test_an_operator_that_dies_in_a_renewal_is_continued(settings: dict[str, Any
         while any(phases):
             world.now += HOUR
             try:
-                phases = [one["phase"] for one in world.reconcile(world.loaded()).status]
+                phases = [one["phase"] for one in world.reconcile(world.report_loaded()).status]
             except Crash:
                 point.last = None
             files = world.data("main-broker-tls")
@@ -211,7 +211,7 @@ def test_the_annotation_for_new_keys_is_for_the_operators_own_authorities() -> N
     world = World(clientsCa={"overlap": "1s"})
     world.reconcile()
     world.cluster["metadata"]["annotations"] = {"shoal.dev/renew": "1"}
-    issued = world.reconcile(world.loaded())
+    issued = world.reconcile(world.report_loaded())
     assert [one["phase"] for one in issued.status] == ["", "TrustNext"]
 
 
@@ -326,7 +326,7 @@ def test_an_issuer_that_signs_no_authority_is_named(why: str) -> None:
     world.reconcile()
     before = world.data(CA)
     world.api.write(CA, UNUSABLE[why])
-    issued = world.reconcile(world.loaded())
+    issued = world.reconcile(world.report_loaded())
     assert issued.problem is not None
     assert issued.problem.reason == "IssuerNotSuitable"
     assert why in issued.problem.message
@@ -345,7 +345,7 @@ def test_a_running_cluster_survives_the_loss_of_cert_manager() -> None:
     world.reconcile()
     for status in (404, 403):
         world.api.refuses = status
-        issued = world.reconcile(world.loaded())
+        issued = world.reconcile(world.report_loaded())
         assert issued.problem is not None
         assert issued.problem.reason == "CertManagerMissing"
         assert certificates.is_signed_by(issued.operator.certificate, world.data(CA)["ca.crt"])

@@ -103,7 +103,7 @@ def pairs(store: Path, path: Path, keys: str) -> Iterator[backup.Pair]:
     return backup.read_pairs(found)
 
 
-def saved(store: Path, topic: str, keys: str = "") -> list[CoordinatorRecord]:
+def read_saved(store: Path, topic: str, keys: str = "") -> list[CoordinatorRecord]:
     """Return the records in the backups of an internal topic; none while the backup of the
     metadata lacks the topic."""
     known = [
@@ -125,7 +125,9 @@ def saved(store: Path, topic: str, keys: str = "") -> list[CoordinatorRecord]:
 
 def saved_positions(store: Path, keys: str = "") -> dict[str, int]:
     """Return the committed offsets of topic t in the backups, by group."""
-    found = [group_records.decode(record) for record in saved(store, "__consumer_offsets", keys)]
+    found = [
+        group_records.decode(record) for record in read_saved(store, "__consumer_offsets", keys)
+    ]
     return {
         one.key["group"]: one.value["offset"]
         for one in found
@@ -135,7 +137,7 @@ def saved_positions(store: Path, keys: str = "") -> dict[str, int]:
 
 def saved_share_start(store: Path) -> int:
     """Return the largest start offset of share partitions in the backups."""
-    found = [share_records.decode(record) for record in saved(store, "__share_group_state")]
+    found = [share_records.decode(record) for record in read_saved(store, "__share_group_state")]
     values = [one.value["start_offset"] for one in found if one is not None and one.value]
     return max(values, default=-1)
 
