@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -178,7 +179,9 @@ class Leader:
         session, incremental, cursors = self.sessions.begin(
             body, 17, self.now_ms, follower=self.knows_quiet
         )
-        fetch = FollowerFetch(self.ports, body, FOLLOWER, session, incremental, cursors)
+        # A version whose response is a mapping.
+        request = SimpleNamespace(body=body, version=12)
+        fetch = FollowerFetch(self.ports, request, FOLLOWER, session, incremental, cursors)
         found = fetch.begin()
         self.parked = fetch if found is None else None
         return self._answered(found)

@@ -27,13 +27,13 @@ class LeaderEpochs:
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self.path = f"{directory}/{FILE_NAME}"
-        self.entries: list[tuple[int, int]] = read_epochs(storage, self.path) or []
+        self._set(read_epochs(storage, self.path) or [])
         self.unsynced = False
 
-    @property
-    def latest(self) -> int:
-        """The newest epoch, -1 without one."""
-        return self.entries[-1][0] if self.entries else -1
+    def _set(self, entries: list[tuple[int, int]]) -> None:
+        self.entries = entries
+        #: The newest epoch, -1 without one.
+        self.latest = entries[-1][0] if entries else -1
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """Add an epoch that starts at `start_offset`. An older or known epoch changes nothing."""
@@ -77,7 +77,7 @@ class LeaderEpochs:
     def restore(self, entries: Sequence[tuple[int, int]]) -> None:
         """Replace all epochs durably. Raises `OSError`; then nothing has changed."""
         write_epochs(self._storage, self.path, entries, sync=True)
-        self.entries = list(entries)
+        self._set(list(entries))
         self.unsynced = False
 
     def clear(self) -> None:
@@ -87,5 +87,5 @@ class LeaderEpochs:
     def _replace(self, entries: list[tuple[int, int]]) -> None:
         """Write the file first, so that nothing changes if the disk refuses it."""
         write_epochs(self._storage, self.path, entries, sync=False)
-        self.entries = entries
+        self._set(entries)
         self.unsynced = True

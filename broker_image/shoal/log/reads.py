@@ -84,7 +84,8 @@ def _locate(log: LogState, offset: int, bound: int) -> tuple[Segment, int] | Non
     """Return the segment and position of the batch with `offset`, None at or above `bound`."""
     if offset >= bound:
         return None
-    hint = log.read_ends.pop(offset, None)
+    # It stays: all followers of a partition, and most consumers, read from the same offsets.
+    hint = log.read_ends.get(offset)
     segments = log.segments
     index = bisect_right(log.bases, offset) - 1
     while index < len(segments):

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
+from shoal.protocol.fetch import get_max_wait_ms
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
@@ -289,7 +289,7 @@ def _read_fetch(entity: Any) -> tuple[int, Request]:
         p.fetch_offset,
         getattr(p, "last_fetched_epoch", -1),
         getattr(p, "high_watermark", (1 << 63) - 1),
-        codec.to_ms(entity.max_wait),
+        get_max_wait_ms(entity),
     )
     return id, body
 

@@ -483,7 +483,9 @@ class Partition:
                     self.high_watermark,
                     log.log_start_offset,
                 )
-            data = log.read(fetch.fetch_offset, max_bytes, min_one=min_one).data
+            data: Buffer = b""
+            if fetch.fetch_offset != log.log_end_offset:
+                data = log.read(fetch.fetch_offset, max_bytes, min_one=min_one).data
         except OffsetOutOfRange:
             return ReplicaFetchResult(ErrorCode.offset_out_of_range)
         except (AppendRefused, OSError, LogOffline, CorruptBatch):
@@ -587,9 +589,12 @@ class Partition:
 
         Raises `OffsetOutOfRange` when the epoch is newer or older than all in this log.
         """
+        log = self.log
+        if last_fetched_epoch == log.latest_epoch and fetch_offset <= log.log_end_offset:
+            return None  # The usual case: the newest epoch ends where the log does.
         epoch, end_offset = self.find_epoch_end_offset(last_fetched_epoch)
         if epoch < 0:
-            raise OffsetOutOfRange(fetch_offset, self.log.log_start_offset, self.log.log_end_offset)
+            raise OffsetOutOfRange(fetch_offset, log.log_start_offset, log.log_end_offset)
         if epoch < last_fetched_epoch or end_offset < fetch_offset:
             return Divergence(epoch, end_offset)
         return None

@@ -10,6 +10,7 @@ are cancelled.
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,6 @@ class Timer:
         self.turn = timers.turn
         self.call: Callable[[], None] | None = call
 
-    def __lt__(self, other: Timer) -> bool:
-        return self.due < other.due
-
     def cancel(self) -> None:
         if self.call is not None:
             self.call = None
@@ -88,7 +86,9 @@ class Timers:
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
         self._clock = clock
-        self._heap: list[Timer] = []
+        #: By the latest time of the call, in the order in which they were made.
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._made = itertools.count()
         self._cancelled = 0
         #: How often timers have fired.
         self.turn = 0
@@ -103,8 +103,8 @@ class Timers:
         delay_s = max(0, deadline_ms - self._clock.now_ms()) / 1000
         due = self._loop.time() + delay_s
         timer = Timer(self, due - delay_s * leeway, due, call)
-        heapq.heappush(self._heap, timer)
-        if self._heap[0] is timer:
+        heapq.heappush(self._heap, (due, next(self._made), timer))
+        if self._heap[0][2] is timer:
             self._arm()
         return timer
 
@@ -127,7 +127,7 @@ class Timers:
         """Note that a timer on the heap was cancelled."""
         self._cancelled += 1
         if self._cancelled > _CLEAN_FROM and self._cancelled * 2 > len(self._heap):
-            self._heap = [t for t in self._heap if t.call is not None]
+            self._heap = [entry for entry in self._heap if entry[2].call is not None]
             heapq.heapify(self._heap)
             self._cancelled = 0
 
@@ -140,7 +140,7 @@ class Timers:
     def _arm(self) -> None:
         if self._armed is not None:
             self._armed.cancel()
-        self._armed = self._loop.call_at(self._heap[0].due, self._fire)
+        self._armed = self._loop.call_at(self._heap[0][0], self._fire)
 
     def _fire(self) -> None:
         self._armed = None
@@ -150,8 +150,8 @@ class Timers:
         self.turn += 1
         heap = self._heap
         try:
-            while heap and heap[0].early <= now and heap[0].turn < self.turn:
-                timer = heapq.heappop(heap)
+            while heap and (timer := heap[0][2]).early <= now and timer.turn < self.turn:
+                heapq.heappop(heap)
                 call, timer.call = timer.call, None
                 if call is None:
                     self._cancelled = max(0, self._cancelled - 1)

@@ -71,14 +71,29 @@ class _ApiVersionsUnsupported(UnsupportedVersion):
         self.newest = newest
 
 
+class MessageCodec(NamedTuple):
+    """How the messages of an API are written and read, where not by `protocol.codec`."""
+
+    #: (version, body) -> bytes.
+    write: Callable[[int, Any], bytearray]
+    #: (version, frame, offset of the body) -> body.
+    read: Callable[[int, bytes, int], Any]
+
+
 class _PendingRequest:
     """A request that was sent, and the future of its caller."""
 
-    __slots__ = ("api_key", "correlation_id", "future", "version")
+    __slots__ = ("api_key", "correlation_id", "future", "own", "version")
 
     def __init__(
-        self, api_key: int, version: int, correlation_id: int, future: asyncio.Future[Any]
+        self,
+        api_key: int,
+        version: int,
+        correlation_id: int,
+        future: asyncio.Future[Any],
+        own: MessageCodec | None,
     ) -> None:
+        self.own = own
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
@@ -176,7 +191,10 @@ class Connection(asyncio.Protocol):
         try:
             if waiting.api_key == ApiKey.API_VERSIONS and frame[at : at + 2] == _UNSUPPORTED:
                 raise _ApiVersionsUnsupported(_find_newest_version(frame, at))
-            body = codec.read_response(waiting.api_key, waiting.version, frame, at)
+            if waiting.own is None:
+                body = codec.read_response(waiting.api_key, waiting.version, frame, at)
+            else:
+                body = waiting.own.read(waiting.version, frame, at)
             waiting.future.set_result(body)
         except (WireError, UnsupportedVersion) as error:
             waiting.future.set_exception(error)
@@ -221,23 +239,25 @@ class Connection(asyncio.Protocol):
     async def request(
         self,
         api_key: ApiKey,
-        body: Mapping[str, Any],
+        body: Any,
         *,
         timeout_ms: int | None = None,
         version: int | None = None,
         answered: bool = True,
+        own: MessageCodec | None = None,
     ) -> Any:
         """Send one request and return kio's response entity of the version used.
 
-        `timeout_ms` bounds the wait for the answer; the default comes from the settings. `answered`
-        is False for the one request without an answer, Produce with acks=0. Raises
-        `ConnectionLost`, `RequestTimeout`, `UnsupportedVersion`. The caller checks error codes
-        inside the response.
+        `body` is a mapping. With a codec of its `own`, it is what that writes, and the response is
+        what that reads. `timeout_ms` bounds the wait for the answer; the default comes from the
+        settings. `answered` is False for the one request without an answer, Produce with acks=0.
+        Raises `ConnectionLost`, `RequestTimeout`, `UnsupportedVersion`. The caller checks error
+        codes inside the response.
         """
         if version is None:
             version = self.choose_version(api_key)
         await self._acquire_room()
-        waiting = self._write(api_key, version, body, answered)
+        waiting = self._write(api_key, version, body, answered, own)
         if waiting is None:
             return None
         return await self._wait_for_response(waiting, timeout_ms)
@@ -266,18 +286,27 @@ class Connection(asyncio.Protocol):
             await asyncio.wait((renewal,))
 
     def _write(
-        self, api_key: ApiKey, version: int, body: Mapping[str, Any], answered: bool
+        self,
+        api_key: ApiKey,
+        version: int,
+        body: Any,
+        answered: bool,
+        own: MessageCodec | None = None,
     ) -> _PendingRequest | None:
         """Write a request. Return its entry among the waiting ones, if it has an answer."""
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
         head = frames.build_request_head(api_key, version, self._next_id, self.settings.client_id)
-        data = codec.write_request(api_key, version, body)
+        if own is None:
+            data = codec.write_request(api_key, version, body)
+        else:
+            data = own.write(version, body)
         assert self._transport is not None
         self._transport.writelines([_SIZE.pack(len(head) + len(data)), head, data])
         if not answered:
             self._room.release()
             return None
-        waiting = _PendingRequest(api_key, version, self._next_id, self._loop.create_future())
+        future = self._loop.create_future()
+        waiting = _PendingRequest(api_key, version, self._next_id, future, own)
         self._waiting.append(waiting)
         return waiting
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shoal.protocol import fetch as fetch_messages
 from shoal.protocol import produce as produce_request
 from shoal.protocol import share as share_messages
 from shoal.protocol.api import ApiKey
@@ -163,6 +164,7 @@ _ROWS = (
             at_controllers=(RequestPermission((CLUSTER_ACTION,)),),
         ),
         fetch.handle,
+        read=fetch_messages.read_request,
         on=BOTH,
         on_controllers=raft.fetch,
         early=True,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.fetch import TOPIC_IDS_FROM, get_max_wait_ms
 from shoal.record.batch import CorruptBatch
 from shoal.security.acls import Operation, ResourceType
 from shoal.server.authorization import CHANGES
 from shoal.server.handlers.range_fetch import RangeFetch
-from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, FetchCursor, FetchSession
 from shoal.server.network.responses import list_leader_endpoints, missing_partition_error
 from shoal.server.replication import replica_fetch, replica_selector
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.replication.partition import Partition
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.fetch_sessions import FetchCursor, FetchSession
 
 READ_COMMITTED = 1
 #: Partitions that are read in the turn of the request.
@@ -47,7 +48,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         request.body, request.version, now_ms
     )
     fetch = _ConsumerFetch(broker, request, session, incremental, cursors)
-    max_wait_ms = replica_fetch.get_max_wait_ms(request.body)
+    max_wait_ms = get_max_wait_ms(request.body)
     if not cursors or max_wait_ms <= 0 or fetch.is_satisfied():
         if len(cursors) <= TURN_CURSORS_MAX:
             return fetch.read()

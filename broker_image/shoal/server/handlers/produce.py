@@ -195,9 +195,10 @@ def append(
         return _make_success_response(request, topics) if is_encoded else response
     # A request that waits for replicas does not keep its records in memory.
     request.release()
-    return broker.purgatory.park(
+    plain = request if failed is None and not request.is_in_pieces else None
+    return broker.purgatory.park_response(
         keys=[written.partition.key for written, _ in waiting],
-        attempt=lambda: _try_acknowledge(broker, response, waiting),
+        attempt=lambda: _try_acknowledge(broker, response, waiting, plain),
         expire=lambda: _build_timeout(response, waiting),
         deadline_ms=broker.clock.now_ms() + body.timeout_ms,
     )
@@ -433,8 +434,12 @@ def _build_refusal(
     }
 
 
-def _try_acknowledge(broker: Broker, response: Body, waiting: list[_Waiting]) -> Body | None:
-    """The response once every append is acknowledged, or lost with the leadership; None before."""
+def _try_acknowledge(
+    broker: Broker, response: _Entry, waiting: list[_Waiting], plain: Request | None
+) -> Body | None:
+    """The response once every append is acknowledged, or lost with the leadership; None before.
+    Without an error it is encoded at once, if the request is `plain`."""
+    failed = False
     for written, entry in waiting:
         partition = written.partition
         if partition.log.offline:
@@ -447,6 +452,9 @@ def _try_acknowledge(broker: Broker, response: Body, waiting: list[_Waiting]) ->
             entry["error_code"] = ErrorCode.not_leader_or_follower
         elif len(partition.isr) < partition.effective_min_isr:
             entry["error_code"] = ErrorCode.not_enough_replicas_after_append
+        failed |= bool(entry["error_code"])
+    if plain is not None and not failed:
+        return _make_success_response(plain, response["responses"])
     return response
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.protocol.fetch import TOPIC_IDS_FROM
 from shoal.quorum import wire
 from shoal.quorum.messages import AddRaftVoterRequest, Response, VoteRequest
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import authorization
 from shoal.server.handlers import fetch as partitions
-from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM
 from shoal.server.network.responses import map_reply
 
 if TYPE_CHECKING:

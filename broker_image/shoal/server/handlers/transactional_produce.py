@@ -17,6 +17,7 @@ from shoal.record.batch import HEADER_SIZE, BatchHeader, CorruptBatch, read_head
 from shoal.replication.partition import Partition
 from shoal.server.coordinators.transactions import Errors, to_append_error
 from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.deferred import DeferredResponse
 from shoal.transaction.shard import ProducerIdentity
 
 if TYPE_CHECKING:
@@ -119,13 +120,12 @@ def pass_on(answer: Answer, to: asyncio.Future[Body | None]) -> None:
     """Complete the future of the response with an answer."""
     if to.done():
         return
-    if not isinstance(answer, asyncio.Future):
-        # A produce returns a response or a future; only acknowledgements return another type.
+    if not isinstance(answer, (asyncio.Future, DeferredResponse)):
         assert answer is None or isinstance(answer, Mapping | Sequence)
         to.set_result(answer)
         return
 
-    def on_done(future: asyncio.Future[Any]) -> None:
+    def on_done(future: asyncio.Future[Any] | DeferredResponse) -> None:
         if to.done() or future.cancelled():
             to.cancel()
         elif (error := future.exception()) is not None:

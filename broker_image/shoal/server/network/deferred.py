@@ -11,10 +11,11 @@ creating one takes 2 µs.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from shoal.server.network.api import Body
 
@@ -66,6 +67,21 @@ class DeferredResponse:
     def result(self) -> Body:
         assert self._result is not None
         return self._result
+
+    def __await__(self) -> Generator[Any, None, Body]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_done(_: object) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        self.add_done_callback(on_done)
+        yield from done
+        if self._cancelled:
+            raise asyncio.CancelledError
+        if self._error is not None:
+            raise self._error
+        return self.result()
 
     def _call(self) -> None:
         calls, self._calls = self._calls, []

@@ -218,7 +218,7 @@ class Dispatcher:
 
     async def _finish(self, api: Api, frame: bytes | bytearray, request: Request) -> Any:
         answer = self._proceed(api, frame, request)
-        return await answer if isinstance(answer, asyncio.Future) else answer
+        return await answer if isinstance(answer, (asyncio.Future, DeferredResponse)) else answer
 
     def _proceed(self, api: Api, frame: bytes | bytearray, request: Request) -> Any:
         """Call the handler of a request, or forward it to the controller. Raises `ApiError`."""

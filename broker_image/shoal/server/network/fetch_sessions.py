@@ -10,17 +10,18 @@ continues with full requests, which need no session.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import KEY_HASH_VERSION
+from shoal.protocol.fetch import TOPIC_IDS_FROM, FetchPartition
 from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from uuid import UUID
 
-TOPIC_IDS_FROM = 13
 #: A request without a session, or one that ends its session.
 FINAL_EPOCH = -1
 #: The first request of a session.
@@ -42,6 +43,7 @@ class FetchCursor:
         "current_leader_epoch",
         "fetch_offset",
         "index",
+        "key",
         "key_ranges",
         "last_fetched_epoch",
         "last_sent",
@@ -55,29 +57,37 @@ class FetchCursor:
         self.name = name
         self.topic_id = topic_id
         self.index: int = requested.partition
+        self.key: PartitionKey = (topic_id or name, self.index)
         #: (high watermark, log start offset) of the last response, None before the first.
         self.last_sent: tuple[int, int] | None = None
         #: State of a follower's fetch at the log end offset (`server.replication`).
         self.at_end: Any = None
+        self.fetch_offset: int
+        self.max_bytes: int
+        #: Any negative epoch of a request means that the fetcher knows none.
+        self.current_leader_epoch: int
+        self.last_fetched_epoch: int
+        #: Only in a follower's request.
+        self.log_start_offset: int
+        #: The wanted records by their hash; None for all, or the error of invalid ranges.
+        self.key_ranges: KeyRanges | ApiError | None
         self.update(requested)
 
     def update(self, requested: Any) -> None:
         """Set the fields that a request has for this partition."""
-        self.fetch_offset: int = requested.fetch_offset
-        self.max_bytes: int = requested.partition_max_bytes
-        #: Any negative epoch of a request means that the fetcher knows none.
-        self.current_leader_epoch: int = max(getattr(requested, "current_leader_epoch", -1), -1)
-        self.last_fetched_epoch: int = getattr(requested, "last_fetched_epoch", -1)
-        #: Only in a follower's request.
-        self.log_start_offset: int = getattr(requested, "log_start_offset", -1)
-        #: The wanted records by their hash; None for all, or the error of invalid ranges.
-        self.key_ranges: KeyRanges | ApiError | None = None
+        self.fetch_offset = requested.fetch_offset
+        self.max_bytes = requested.partition_max_bytes
+        self.key_ranges = None
+        if type(requested) is FetchPartition:
+            self.current_leader_epoch = max(requested.current_leader_epoch, -1)
+            self.last_fetched_epoch = requested.last_fetched_epoch
+            self.log_start_offset = requested.log_start_offset
+            return
+        self.current_leader_epoch = max(getattr(requested, "current_leader_epoch", -1), -1)
+        self.last_fetched_epoch = getattr(requested, "last_fetched_epoch", -1)
+        self.log_start_offset = getattr(requested, "log_start_offset", -1)
         if getattr(requested, "key_ranges", None):
             self.key_ranges = _parse_key_ranges(requested)
-
-    @property
-    def key(self) -> PartitionKey:
-        return (self.topic_id or self.name, self.index)
 
 
 class FetchSession:
@@ -110,7 +120,9 @@ class FetchSession:
     def rotate(self, cursor: FetchCursor) -> None:
         """Move a partition that returned data to the end."""
         for partitions in (self.cursors, self.active):
-            if partitions is not None and partitions.pop(cursor.key, None) is not None:
+            if not partitions or next(reversed(partitions.values())) is cursor:
+                continue
+            if partitions.pop(cursor.key, None) is not None:
                 partitions[cursor.key] = cursor
 
     def deactivate(self, cursor: FetchCursor) -> None:
@@ -157,7 +169,8 @@ class FetchSessions:
         uses_topic_ids = version >= TOPIC_IDS_FROM
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             self._sessions.pop(session_id, None)
-            cursors = {c.key: c for c in _iterate_requested(request, uses_topic_ids)}
+            asked = _iterate_requested(request, uses_topic_ids)
+            cursors = {cursor.key: cursor for cursor in itertools.starmap(FetchCursor, asked)}
             session = None
             if epoch == INITIAL_EPOCH and cursors:
                 session = self._open(uses_topic_ids, now_ms)
@@ -190,19 +203,15 @@ class FetchSessions:
         return session
 
     def _update(self, session: FetchSession, request: Any, now_ms: int) -> None:
-        for cursor in _iterate_requested(request, session.uses_topic_ids):
-            existing = session.cursors.get(cursor.key)
-            if existing is None:
-                session.cursors[cursor.key] = existing = cursor
+        for name, topic_id, requested in _iterate_requested(request, session.uses_topic_ids):
+            cursor = session.cursors.get((topic_id or name, requested.partition))
+            if cursor is None:
+                cursor = FetchCursor(name, topic_id, requested)
+                session.cursors[cursor.key] = cursor
             else:
-                existing.at_end = None
-                existing.fetch_offset = cursor.fetch_offset
-                existing.max_bytes = cursor.max_bytes
-                existing.current_leader_epoch = cursor.current_leader_epoch
-                existing.last_fetched_epoch = cursor.last_fetched_epoch
-                existing.log_start_offset = cursor.log_start_offset
-                existing.key_ranges = cursor.key_ranges
-            session.activate(existing)
+                cursor.at_end = None
+                cursor.update(requested)
+            session.activate(cursor)
         for topic in request.forgotten_topics_data:
             name = topic.topic_id if session.uses_topic_ids else topic.topic
             for index in topic.partitions:
@@ -217,12 +226,15 @@ class FetchSessions:
             del self._sessions[session.id]
 
 
-def _iterate_requested(request: Any, uses_topic_ids: bool) -> Iterable[FetchCursor]:
+def _iterate_requested(
+    request: Any, uses_topic_ids: bool
+) -> Iterable[tuple[str, UUID | None, Any]]:
+    """Iterate over (topic name, topic id, what is asked of a partition)."""
     for topic in request.topics:
         name = "" if uses_topic_ids else topic.topic
         topic_id = topic.topic_id if uses_topic_ids else None
         for requested in topic.partitions:
-            yield FetchCursor(name, topic_id, requested)
+            yield name, topic_id, requested
 
 
 def _parse_key_ranges(requested: Any) -> KeyRanges | ApiError:

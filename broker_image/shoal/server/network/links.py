@@ -25,8 +25,9 @@ from shoal.client.security.security import Security
 from shoal.client.settings import Address, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from shoal.client.net.connection import MessageCodec
     from shoal.protocol.api import ApiKey
     from shoal.server.config import BrokerConfig
 
@@ -96,16 +97,22 @@ class Link:
         self.on_lost = on_lost
 
     async def request(
-        self, api_key: ApiKey, fields: Mapping[str, Any], *, timeout_ms: int | None = None
+        self,
+        api_key: ApiKey,
+        fields: Any,
+        *,
+        timeout_ms: int | None = None,
+        own: MessageCodec | None = None,
     ) -> Any:
-        """Send a request. Return kio's entity of the response. Raises `ClientError`."""
+        """Send a request. Return kio's entity of the response, or what a codec of its `own` reads.
+        Raises `ClientError`."""
         connection = self._connection
         if connection is None or connection.closed:
             connection = await self._connect(timeout_ms or self._request_timeout_ms)
         if self._needs is not None:
             connection.choose_version(self._needs)
         try:
-            return await connection.request(api_key, fields, timeout_ms=timeout_ms)
+            return await connection.request(api_key, fields, timeout_ms=timeout_ms, own=own)
         except ConnectionLost:
             if self._connection is connection and self.on_lost is not None:
                 self.on_lost()

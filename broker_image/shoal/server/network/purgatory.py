@@ -42,14 +42,18 @@ WINDOW_S, READS_MAX = 0.01, 50
 
 
 class _ParkedRequest:
-    __slots__ = ("attempt", "future", "keys", "timer")
+    __slots__ = ("attempt", "future", "is_early", "keys", "timer")
 
     def __init__(
         self,
         keys: Sequence[Hashable],
         attempt: Callable[[], Any],
         future: asyncio.Future[Any] | DeferredResponse,
+        *,
+        is_early: bool = False,
     ) -> None:
+        #: Whether it may complete before the end of a turn.
+        self.is_early = is_early
         self.keys = keys
         self.attempt = attempt
         self.future = future
@@ -94,7 +98,20 @@ class Purgatory:
         """Park a consumer's fetch. Its callbacks run at once when it completes. It may complete
         before the end of the turn, and expire a little early with fetches of other consumers."""
         response = DeferredResponse()
-        self._park(_ParkedRequest(keys, attempt, response), expire, deadline_ms, FETCH_LEEWAY)
+        parked = _ParkedRequest(keys, attempt, response, is_early=True)
+        self._park(parked, expire, deadline_ms, FETCH_LEEWAY)
+        return response
+
+    def park_response(
+        self,
+        keys: Sequence[Hashable],
+        attempt: Attempt,
+        expire: Callable[[], Body],
+        deadline_ms: int,
+    ) -> DeferredResponse:
+        """Park a request as `park` does. Its response leaves in the turn in which it completes."""
+        response = DeferredResponse()
+        self._park(_ParkedRequest(keys, attempt, response), expire, deadline_ms)
         return response
 
     def _park(
@@ -131,7 +148,7 @@ class Purgatory:
         self._reads += 1
         if self._woken and not self._is_busy:
             woken = (parked for key in self._woken for parked in self._by_key.get(key, ()))
-            fetches = (parked for parked in woken if isinstance(parked.future, DeferredResponse))
+            fetches = (parked for parked in woken if parked.is_early)
             for parked in list(itertools.islice(fetches, EARLY_FETCHES_MAX)):
                 self._finish(parked, parked.attempt)
 

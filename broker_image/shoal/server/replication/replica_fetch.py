@@ -16,10 +16,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.fetch import (
+    TOPIC_IDS_FROM,
+    PartitionData,
+    get_max_wait_ms,
+    write_response,
+)
 from shoal.replication.partition import ReplicaFetch, ReplicaFetchResult
 from shoal.server.authorization import CHANGES
+from shoal.server.network.error_counts import make_counted_body
 from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS, ReplicaManager
 
 if TYPE_CHECKING:
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.replication.leadership import Leadership
-    from shoal.replication.partition import Partition
+    from shoal.replication.partition import Divergence, Partition
     from shoal.server.network.api import Answer, Body, Request
     from shoal.server.network.fetch_sessions import FetchCursor, FetchSession, FetchSessions
     from shoal.server.network.purgatory import Purgatory
@@ -66,6 +72,15 @@ class MillisecondClock(Protocol):
     """The wall clock in milliseconds."""
 
     def now_ms(self) -> int: ...
+
+
+class FetchMessage(Protocol):
+    """A request of the broker, as far as a fetch uses it."""
+
+    @property
+    def body(self) -> Any: ...
+    @property
+    def version(self) -> int: ...
 
 
 class FetchPorts(NamedTuple):
@@ -115,12 +130,6 @@ def get_replica_id(body: Any) -> int:
     return body.replica_id if state is None else state.replica_id
 
 
-def get_max_wait_ms(body: Any) -> int:
-    """Return the longest wait of a fetch. A body with own tags has plain milliseconds."""
-    plain: int | None = getattr(body, "max_wait_ms", None)
-    return codec.to_ms(body.max_wait) if plain is None else plain
-
-
 class ReplicaFetches:
     """Serves the fetches of this broker's followers."""
 
@@ -152,7 +161,7 @@ class ReplicaFetches:
         session, incremental, cursors = self._sessions.begin(
             request.body, request.version, now_ms, follower=True
         )
-        fetch = FollowerFetch(self._ports, request.body, replica_id, session, incremental, cursors)
+        fetch = FollowerFetch(self._ports, request, replica_id, session, incremental, cursors)
         response = fetch.begin()
         if response is not None:
             return response
@@ -165,7 +174,7 @@ class ReplicaFetches:
         if refusal is not None:
             attempt = lambda: refusal() or fetch.attempt()  # noqa: E731
             expire = lambda: refusal() or fetch.expire()  # noqa: E731
-        return self._purgatory.park(
+        return self._purgatory.park_response(
             keys=[("replica", replica_id), CHANGES],
             attempt=attempt,
             expire=expire,
@@ -185,6 +194,7 @@ class FollowerFetch:
         "_ports",
         "_replica_id",
         "_session",
+        "_version",
         "_waits",
         "throttled",
     )
@@ -192,13 +202,15 @@ class FollowerFetch:
     def __init__(
         self,
         ports: FetchPorts,
-        body: Any,
+        request: FetchMessage,
         replica_id: int,
         session: FetchSession | None,
         incremental: bool,
         cursors: list[FetchCursor],
     ) -> None:
         self._ports = ports
+        body = request.body
+        self._version = request.version
         self._replica_id = replica_id
         state = getattr(body, "replica_state", None)
         self._broker_epoch = -1 if state is None else state.replica_epoch
@@ -348,34 +360,48 @@ class FollowerFetch:
         return _CaughtUpPartition(partition, leadership, partition.isr, end, start)
 
     def _respond(self, results: list[tuple[FetchCursor, ReplicaFetchResult]]) -> Body:
-        topics: dict[Any, _Entry] = {}
-        session = self._session
+        topics: dict[Any, tuple[FetchCursor, list[PartitionData]]] = {}
+        session, is_usual = self._session, self._version >= TOPIC_IDS_FROM
+        counts: dict[int, int] = {ErrorCode.none: 1}
         for cursor, fetched in results:
-            offsets = (fetched.high_watermark, fetched.log_start_offset)
-            new = fetched.error_code or fetched.diverging is not None or fetched.records
+            code, high_watermark, start, diverging, records = fetched
+            offsets = (high_watermark, start)
+            new = code or diverging is not None or records
             if self._incremental and not new and cursor.last_sent == offsets:
                 continue
-            cursor.last_sent = None if fetched.error_code else offsets
-            if session is not None and fetched.records:
+            cursor.last_sent = None if code else offsets
+            if session is not None and records:
                 session.rotate(cursor)
-            entry: _Entry = {
-                "partition_index": cursor.index,
-                "error_code": fetched.error_code,
-                "high_watermark": fetched.high_watermark,
-                "last_stable_offset": -1,
-                "log_start_offset": fetched.log_start_offset,
-                "aborted_transactions": None,
-                "records": fetched.records,
-            }
-            if fetched.diverging is not None:
-                entry["diverging_epoch"] = fetched.diverging._asdict()
             topic = topics.get(cursor.topic_id or cursor.name)
             if topic is None:
-                topic = {"topic": cursor.name, "topic_id": cursor.topic_id, "partitions": []}
-                topics[cursor.topic_id or cursor.name] = topic
-            topic["partitions"].append(entry)
+                topic = topics[cursor.topic_id or cursor.name] = (cursor, [])
+            topic[1].append(
+                PartitionData(
+                    cursor.index, code, high_watermark, -1, start, None, records, diverging
+                )
+            )
+            counts[code] = counts.get(code, 0) + 1
+            is_usual &= diverging is None
+        session_id = 0 if session is None or not session.cursors else session.id
+        if is_usual:
+            entries = [(cursor.topic_id, partitions) for cursor, partitions in topics.values()]
+            return make_counted_body(write_response(session_id, entries), counts)
         return {
             "error_code": ErrorCode.none,
-            "session_id": 0 if session is None or not session.cursors else session.id,
-            "responses": list(topics.values()),
+            "session_id": session_id,
+            "responses": [
+                {
+                    "topic": cursor.name,
+                    "topic_id": cursor.topic_id,
+                    "partitions": [_build_entry(partition) for partition in partitions],
+                }
+                for cursor, partitions in topics.values()
+            ],
         }
+
+
+def _build_entry(partition: PartitionData) -> _Entry:
+    """Return a partition's entry for the general codec."""
+    entry = partition._asdict()
+    diverging: Divergence | None = entry.pop("diverging_epoch")
+    return entry if diverging is None else entry | {"diverging_epoch": diverging._asdict()}

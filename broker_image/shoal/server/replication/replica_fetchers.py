@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
 from shoal.client.errors import ClientError
+from shoal.client.net.connection import MessageCodec
 from shoal.log.remote import RemoteUnavailable
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ErrorCode
+from shoal.protocol.errors import ErrorCode, to_error_code
+from shoal.protocol.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ReplicaState,
+    read_response,
+    write_request,
+)
 from shoal.replication.leadership import NOT_ELIGIBLE
 from shoal.replication.partition import Divergence, Partition, ReplicaFetchResult
 from shoal.replication.replica_fetcher import (
@@ -43,6 +53,7 @@ if TYPE_CHECKING:
     from shoal.server.replication.partitions import Partitions
     from shoal.server.replication.quotas import ReplicationQuota
 
+_CODEC = MessageCodec(write_request, read_response)
 #: First and longest back-off after a failed fetch.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
 
@@ -264,7 +275,7 @@ class _FetcherTask:
             self._link.close()
             self._link = None
 
-    async def _request(self, api_key: ApiKey, fields: dict[str, Any]) -> Any:
+    async def _send(self, request: FetchRequest) -> FetchResponse:
         peers, config = self._manager.peers, self._node.config
         address = peers.find_address(self._leader_id)
         if self._link is None or self._link.address != address:
@@ -277,44 +288,42 @@ class _FetcherTask:
                 on_lost=lambda: self._manager.leaders.on_disconnected(self._leader_id),
             )
             self._link_epoch = self._get_broker_epoch()
-        return await self._link.request(api_key, fields)
+        response: FetchResponse = await self._link.request(ApiKey.FETCH, request, own=_CODEC)
+        return response
 
     async def _fetch(self, request: FetchSessionRequest) -> FetchSessionResponse:
         config = self._node.config
-        partition_max_bytes = config["replica.fetch.max.bytes"]
+        bytes_max = config["replica.fetch.max.bytes"]
         throttled_bytes = self._allot_throttled_bytes(request)
-        topics: dict[UUID, list[dict[str, Any]]] = {}
-        for (topic_id, index), position in request.partitions:
-            entry = {
-                "partition": index,
-                "current_leader_epoch": position.current_leader_epoch,
-                "fetch_offset": position.fetch_offset,
-                "last_fetched_epoch": position.last_fetched_epoch,
-                "log_start_offset": position.log_start_offset,
-                "partition_max_bytes": min(
-                    partition_max_bytes, throttled_bytes.get((topic_id, index), partition_max_bytes)
-                ),
-            }
-            topics.setdefault(topic_id, []).append(entry)
+        topics: dict[UUID, list[FetchPartition]] = {}
+        for key, position in request.partitions:
+            topic_id, index = key
+            partition = FetchPartition(
+                index,
+                position.current_leader_epoch,
+                position.fetch_offset,
+                position.last_fetched_epoch,
+                position.log_start_offset,
+                min(bytes_max, throttled_bytes.get(key, bytes_max))
+                if throttled_bytes
+                else bytes_max,
+            )
+            topics.setdefault(topic_id, []).append(partition)
         forgotten: dict[UUID, list[int]] = {}
         for topic_id, index in request.forgotten:
             forgotten.setdefault(topic_id, []).append(index)
-        fields = {
-            "replica_state": {
-                "replica_id": self._node.id,
-                "replica_epoch": get_broker_epoch(self._manager.cache, self._node.id),
-            },
-            "max_wait_ms": config["replica.fetch.wait.max.ms"],
-            "min_bytes": config["replica.fetch.min.bytes"],
-            "max_bytes": config["replica.fetch.response.max.bytes"],
-            "session_id": request.session_id,
-            "session_epoch": request.session_epoch,
-            "topics": [{"topic_id": t, "partitions": entries} for t, entries in topics.items()],
-            "forgotten_topics_data": [
-                {"topic_id": t, "partitions": indexes} for t, indexes in forgotten.items()
-            ],
-        }
-        return _parse_response(await self._request(ApiKey.FETCH, fields))
+        message = FetchRequest(
+            config["replica.fetch.wait.max.ms"],
+            config["replica.fetch.min.bytes"],
+            config["replica.fetch.response.max.bytes"],
+            0,
+            request.session_id,
+            request.session_epoch,
+            [FetchTopic(*topic) for topic in topics.items()],
+            ReplicaState(self._node.id, get_broker_epoch(self._manager.cache, self._node.id)),
+            list(forgotten.items()),
+        )
+        return _parse_response(await self._send(message))
 
     def _allot_throttled_bytes(self, request: FetchSessionRequest) -> dict[Key, int]:
         """Return the bytes that each throttled partition out of sync may fetch now. Together they
@@ -419,13 +428,14 @@ class _FetcherTask:
             )
 
 
-def _parse_response(answer: Any) -> FetchSessionResponse:
+def _parse_response(answer: FetchResponse) -> FetchSessionResponse:
     partitions: dict[Key, ReplicaFetchResult] = {}
     for topic in answer.responses:
+        assert topic.topic_id is not None
         for entry in topic.partitions:
             diverging = entry.diverging_epoch
             partitions[(topic.topic_id, entry.partition_index)] = ReplicaFetchResult(
-                ErrorCode(entry.error_code),
+                to_error_code(entry.error_code) if entry.error_code else ErrorCode.none,
                 entry.high_watermark,
                 entry.log_start_offset,
                 Divergence(diverging.epoch, diverging.end_offset)
@@ -433,4 +443,5 @@ def _parse_response(answer: Any) -> FetchSessionResponse:
                 else None,
                 entry.records or b"",
             )
-    return FetchSessionResponse(ErrorCode(answer.error_code), answer.session_id, partitions)
+    code = to_error_code(answer.error_code)
+    return FetchSessionResponse(code, answer.session_id, partitions)
