@@ -16,7 +16,7 @@ import datetime
 import struct as _struct
 import types
 import typing
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from kio.index import load_request_schema, load_response_schema
@@ -132,6 +132,7 @@ def _get_name(api_key: int) -> str:
     return api_key_map.get(api_key) or ApiKey(api_key).name.lower()
 
 
+@lru_cache(256)
 def find_known_versions(api_key: int) -> range:
     """Return all versions that have a schema; empty for an unknown API."""
     name, newest = api_key_map.get(api_key), _NEWER.get(api_key, -1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct as _struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ _writers: dict[int, tuple[Writer, Struct]] = {}
 _readers: dict[int, tuple[Reader, Struct]] = {}
 _writers_around: dict[tuple[int, str], tuple[tuple[Writer, Writer], Struct]] = {}
 NO_UUID = bytes(16)
+_IDS_MAX = 4096
 #: The longest string in bytes. Kafka refuses longer ones in flexible messages, too.
 STRING_SIZE_MAX = 2**15 - 1
 
@@ -114,8 +116,16 @@ def _to_uuid_bytes(value: UUID | None) -> bytes:
     return NO_UUID if value is None else value.bytes
 
 
-def _parse_uuid(value: bytes) -> UUID | None:
-    return None if value == NO_UUID else UUID(bytes=value)
+@lru_cache(_IDS_MAX)
+def find_uuid(value: bytes) -> UUID:
+    """Return the UUID of 16 bytes, the same object for recent ones: ids of topics come with every
+    request, and a table need not compare an object with itself."""
+    return UUID(bytes=value)
+
+
+def parse_uuid(value: bytes) -> UUID | None:
+    """Return the UUID of 16 bytes; None for zeros."""
+    return None if value == NO_UUID else find_uuid(value)
 
 
 class FunctionSource:
@@ -130,7 +140,7 @@ class FunctionSource:
             "put_records": _put_records,
             "from_bytes": int.from_bytes,
             "uuid_bytes": _to_uuid_bytes,
-            "uuid": _parse_uuid,
+            "uuid": parse_uuid,
             "decode": decode,
             "WireError": WireError,
         }

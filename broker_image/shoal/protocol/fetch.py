@@ -13,17 +13,16 @@ fetch, a log that has diverged.
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
-from shoal.protocol.compiler import GATHER_SIZE_MIN, get_uvarint, put_uvarint
+from shoal.protocol.compiler import GATHER_SIZE_MIN, get_uvarint, parse_uuid, put_uvarint
 from shoal.protocol.errors import ErrorCode, to_error_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from uuid import UUID
 
 #: A buffer, or a slice of a file (`log.slices`).
 Records = Any
@@ -39,14 +38,20 @@ _REQUESTED = struct.Struct(">iiqiqiB")
 #: One tag of 13 bytes, the replica: replica_id, replica_epoch, no tags.
 _REPLICA = struct.Struct(">BBBiqB")
 _REPLICA_TAG = (1, 1, 13)
+#: A request of a follower for one partition: the head; one topic, its id, one partition; no tags of
+#: the topic; none that leave the session, no rack; the replica, no tags.
+_SINGLE_REQUEST = struct.Struct(">iiibiiB16sBiiqiqiBBBBBBBiqB")
+_SINGLE_REQUEST_MIDDLE = (0, 0, 1, 1, *_REPLICA_TAG)
 #: throttle_time_ms, error_code, session_id.
 _RESPONSE_HEAD = struct.Struct(">ihi")
+#: A response with one partition up to the size of the records: the head; one topic, its id, one
+#: partition, the partition, no aborted transactions and no preferred_read_replica. No tags follow.
+_SINGLE_RESPONSE = struct.Struct(">ihiB16sBihqqqBi")
+_SINGLE_END = bytes(3)
 #: partition_index, error_code, high_watermark, last_stable_offset, log_start_offset.
 _FETCHED = struct.Struct(">ihqqq")
 #: Aborted transactions, which are null or none, and no preferred_read_replica.
 _NO_ABORTED, _NONE_ABORTED = b"\0\xff\xff\xff\xff", b"\x01\xff\xff\xff\xff"
-#: Ids of topics come with every request.
-_IDS_MAX = 4096
 
 
 class ReplicaState(NamedTuple):
@@ -121,11 +126,6 @@ class FetchResponse(NamedTuple):
 _CONSUMER = ReplicaState(-1, -1)
 
 
-@lru_cache(_IDS_MAX)
-def _parse_id(data: bytes) -> UUID | None:
-    return UUID(bytes=data) if any(data) else None
-
-
 def get_max_wait_ms(body: Any) -> int:
     """Return the longest wait of a request, which the general codec has as a timedelta."""
     plain: int | None = getattr(body, "max_wait_ms", None)
@@ -147,6 +147,10 @@ def read_request(version: int, frame: memoryview, at: int) -> Any:
 def read_usual_request(frame: memoryview, at: int) -> FetchRequest | None:
     """Parse a request without rare fields; None for any other, or bytes that may be invalid. Raises
     `IndexError` or `struct.error` where it is cut."""
+    if len(frame) - at == _SINGLE_REQUEST.size:
+        request = _read_single_request(frame, at)
+        if request is not None:
+            return request
     head = _REQUEST_HEAD.unpack_from(frame, at)
     at += _REQUEST_HEAD.size
     count, at = frame[at] - 1, at + 1
@@ -154,22 +158,11 @@ def read_usual_request(frame: memoryview, at: int) -> FetchRequest | None:
         return None
     topics: list[FetchTopic] = []
     for _ in range(count):
-        entries = frame[at + 16] - 1
-        topic_id = _parse_id(bytes(frame[at : at + 16]))
-        at += 17
-        if not 0 <= entries < ENTRIES_MAX:
+        topic = _read_topic(frame, at)
+        if topic is None:
             return None
-        partitions: list[FetchPartition] = []
-        for _ in range(entries):
-            fields = _REQUESTED.unpack_from(frame, at)
-            if fields[6]:
-                return None
-            partitions.append(FetchPartition(*fields[:6]))
-            at += _REQUESTED.size
-        if frame[at]:
-            return None
-        at += 1
-        topics.append(FetchTopic(topic_id, partitions))
+        at += 18 + len(topic.partitions) * _REQUESTED.size
+        topics.append(topic)
     # No topics that leave the session, and no rack.
     if frame[at] != 1 or frame[at + 1] != 1:
         return None
@@ -185,12 +178,45 @@ def read_usual_request(frame: memoryview, at: int) -> FetchRequest | None:
     return FetchRequest._make((*head, topics, state, (), "")) if is_whole else None
 
 
+def _read_topic(frame: memoryview, at: int) -> FetchTopic | None:
+    """Parse a topic of a request: its id, the partitions, no tags."""
+    count = frame[at + 16] - 1
+    topic_id = parse_uuid(bytes(frame[at : at + 16]))
+    at += 17
+    if not 0 <= count < ENTRIES_MAX:
+        return None
+    partitions: list[FetchPartition] = []
+    for _ in range(count):
+        fields = _REQUESTED.unpack_from(frame, at)
+        if fields[6]:
+            return None
+        partitions.append(FetchPartition(*fields[:6]))
+        at += _REQUESTED.size
+    return None if frame[at] else FetchTopic(topic_id, partitions)
+
+
+def _read_single_request(frame: memoryview, at: int) -> FetchRequest | None:
+    """Parse the request of a follower for one partition, in which only one has changed."""
+    fields = _SINGLE_REQUEST.unpack_from(frame, at)
+    if fields[6] != 2 or fields[8] != 2 or fields[15:22] != _SINGLE_REQUEST_MIDDLE or fields[24]:
+        return None
+    topic = FetchTopic(parse_uuid(fields[7]), (FetchPartition(*fields[9:15]),))
+    return FetchRequest._make((*fields[:6], (topic,), ReplicaState(*fields[22:24]), (), ""))
+
+
 def write_request(version: int, request: FetchRequest) -> bytearray:
     """Encode the request of a follower."""
     if version < REPLICA_TAG_FROM or request.forgotten_topics_data or request.rack_id:
         return codec.write_request(ApiKey.FETCH, version, _to_mapping(request))
+    topics = request.topics
+    if len(topics) == 1 and len(topics[0].partitions) == 1 and (topic_id := topics[0].topic_id):
+        head, partition, state = request[:6], topics[0].partitions[0], request.replica_state
+        middle = _SINGLE_REQUEST_MIDDLE
+        return bytearray(
+            _SINGLE_REQUEST.pack(*head, 2, topic_id.bytes, 2, *partition, *middle, *state, 0)
+        )
     out = bytearray(_REQUEST_HEAD.pack(*request[:6]))
-    _put_count(out, len(request.topics))
+    _put_count(out, len(topics))
     for topic_id, partitions in request.topics:
         assert topic_id is not None
         out += topic_id.bytes
@@ -227,6 +253,20 @@ def write_response(
 ) -> list[Records]:
     """Encode a response without an error of the whole, in a version with topic ids. Entries have no
     aborted transactions and no diverging epoch. Large records stay where they are."""
+    if len(topics) == 1 and len(topics[0][1]) == 1 and (topic_id := topics[0][0]):
+        index, code, high_watermark, stable, start, aborted, records, _ = topics[0][1][0]
+        size, count = len(records), 0 if aborted is None else 1
+        if size < GATHER_SIZE_MIN:
+            offsets = (high_watermark, stable, start)
+            out = bytearray(
+                _SINGLE_RESPONSE.pack(
+                    0, 0, session_id, 2, topic_id.bytes, 2, index, code, *offsets, count, -1
+                )
+            )
+            _put_count(out, size)
+            out += records
+            out += _SINGLE_END
+            return [out]
     parts: list[Records] = []
     out = bytearray(_RESPONSE_HEAD.pack(0, 0, session_id))
     _put_count(out, len(topics))
@@ -265,13 +305,17 @@ def read_response(version: int, frame: bytes, at: int) -> Any:
 def read_usual_response(frame: bytes, at: int) -> FetchResponse | None:
     """Parse a response without rare fields; None for any other, or bytes that may be invalid.
     Raises `IndexError` or `struct.error` where it is cut."""
+    if len(frame) - at > _SINGLE_RESPONSE.size:
+        response = _read_single_response(frame, at)
+        if response is not None:
+            return response
     _, error_code, session_id = _RESPONSE_HEAD.unpack_from(frame, at)
     view = memoryview(frame)
     count, at = get_uvarint(view, at + _RESPONSE_HEAD.size)
     responses: list[FetchedTopic] = []
     for _ in range(count - 1):
         entries, behind = get_uvarint(view, at + 16)
-        topic_id, at = _parse_id(frame[at : at + 16]), behind
+        topic_id, at = parse_uuid(frame[at : at + 16]), behind
         partitions: list[PartitionData] = []
         for _ in range(entries - 1):
             index, code, high_watermark, stable, start = _FETCHED.unpack_from(frame, at)
@@ -295,6 +339,22 @@ def read_usual_response(frame: bytes, at: int) -> FetchResponse | None:
     is_whole = count > 0 and at + 1 == len(frame) and not frame[at]
     error = to_error_code(error_code) if error_code else ErrorCode.none
     return FetchResponse(error, session_id, responses) if is_whole else None
+
+
+def _read_single_response(frame: bytes, at: int) -> FetchResponse | None:
+    """Parse a response with one partition and no error, as most with news are."""
+    fields = _SINGLE_RESPONSE.unpack_from(frame, at)
+    _, error, session_id, topics, topic_id, partitions, index, code = fields[:8]
+    at += _SINGLE_RESPONSE.size
+    size, at = get_uvarint(memoryview(frame), at)
+    end = at + size - 1
+    if topics != 2 or partitions != 2 or error or code or fields[11] or fields[12] != -1:
+        return None
+    if not size or frame[end:] != _SINGLE_END:
+        return None
+    none = ErrorCode.none
+    partition = PartitionData(index, none, fields[8], fields[9], fields[10], None, frame[at:end])
+    return FetchResponse(none, session_id, (FetchedTopic(parse_uuid(topic_id), (partition,)),))
 
 
 def _put_count(out: bytearray, count: int) -> None:

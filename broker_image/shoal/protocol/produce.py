@@ -12,16 +12,16 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 from shoal.protocol.codec import WHOLE_ENTRIES_MAX
-from shoal.protocol.compiler import STRING_SIZE_MAX, get_uvarint, put_uvarint
+from shoal.protocol.compiler import STRING_SIZE_MAX, find_uuid, get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import TAGS_MAX
 from shoal.protocol.text import decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from uuid import UUID
 
 FLEXIBLE_FROM = 9
 TOPIC_IDS_FROM = 13
@@ -116,7 +116,7 @@ def read_flexible(version: int, frame: memoryview, at: int) -> ProduceRequest:
     for _ in range(count - 1):
         name, topic_id = "", None
         if version >= TOPIC_IDS_FROM:
-            topic_id = UUID(bytes=bytes(_read_slice(frame, at, 16)))
+            topic_id = find_uuid(bytes(_read_slice(frame, at, 16)))
             at += 16
         else:
             size, at = get_uvarint(frame, at)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from shoal.protocol.codec import BODY_SIZE_MAX, WHOLE_ENTRIES_MAX
-from shoal.protocol.compiler import STRING_SIZE_MAX, get_uvarint, put_uvarint
+from shoal.protocol.compiler import STRING_SIZE_MAX, find_uuid, get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
 from shoal.protocol.extensions import (
     CANCELLED_TAG,
@@ -125,7 +125,6 @@ class CancelledRecords(NamedTuple):
     outcome: CancelOutcome
 
 
-parse_uuid_bytes = lru_cache(4096)(lambda data: UUID(bytes=data))
 _decode_text = lru_cache(4096)(decode)
 
 #: First offset, last offset, and acknowledge types: one for all or one per offset. Shoal's client
@@ -258,7 +257,7 @@ def _read_single(frame: memoryview, at: int) -> Acknowledgements | None:
         _ALONE.unpack_from(frame, at)
     )
     if topics == partitions == batches == types == 2 and tags == _NO_TAGS:
-        return [(parse_uuid_bytes(topic_id), [(index, [(first, last, kind)])])]
+        return [(find_uuid(topic_id), [(index, [(first, last, kind)])])]
     return None
 
 
@@ -267,7 +266,7 @@ def _read_topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
     topics: Acknowledgements = []
     room = _ReasonRoom()
     for _ in range(count):
-        topic_id = parse_uuid_bytes(bytes(frame[at : at + 16]))
+        topic_id = find_uuid(bytes(frame[at : at + 16]))
         count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, WHOLE_ENTRIES_MAX)
         partitions = []
         for _ in range(count):
@@ -363,7 +362,7 @@ def _read_forgotten(frame: memoryview, at: int) -> tuple[list[tuple[UUID, list[i
     count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
     forgotten = []
     for _ in range(count):
-        topic_id = parse_uuid_bytes(bytes(frame[at : at + 16]))
+        topic_id = find_uuid(bytes(frame[at : at + 16]))
         size, at = _read_count(frame, at + 16, 4)
         forgotten.append((topic_id, list(struct.unpack_from(f">{size}i", frame, at))))
         at = _skip_tags(frame, at + 4 * size)

@@ -63,6 +63,19 @@ class ReplicaFetch(NamedTuple):
     log_start_offset: int
 
 
+class FollowerPosition(Protocol):
+    """The fetch position of a follower, as a leader reads it (`ReplicaFetch` or a cursor)."""
+
+    @property
+    def fetch_offset(self) -> int: ...
+    @property
+    def last_fetched_epoch(self) -> int: ...
+    @property
+    def current_leader_epoch(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+
+
 class PartitionFetcher(Protocol):
     """Fetches for a follower (`replica_fetcher.ReplicaFetcher`)."""
 
@@ -450,13 +463,15 @@ class Partition:
         self,
         replica_id: int,
         broker_epoch: int,
-        fetch: ReplicaFetch,
+        fetch: FollowerPosition,
         *,
         max_bytes: int,
         min_one: bool,
         now_ms: int,
+        is_new: bool = True,
     ) -> ReplicaFetchResult:
-        """Return the result of a follower's fetch, and note its fetch offset."""
+        """Return the result of a follower's fetch. Note its fetch offset if the fetch `is_new`: one
+        that has waited for records was noted when it came."""
         code = self.find_epoch_error(fetch.current_leader_epoch)
         if code is not None:
             return ReplicaFetchResult(code)
@@ -467,11 +482,9 @@ class Partition:
         try:
             if log.latest_epoch < self.leader_epoch:
                 log.begin_epoch(self.leader_epoch)
-            divergence = None
-            if fetch.last_fetched_epoch >= 0:
-                divergence = self.find_divergence(
-                    fetch_offset=fetch.fetch_offset, last_fetched_epoch=fetch.last_fetched_epoch
-                )
+            divergence = self.find_divergence(
+                fetch_offset=fetch.fetch_offset, last_fetched_epoch=fetch.last_fetched_epoch
+            )
             if divergence is not None:
                 return ReplicaFetchResult(
                     ErrorCode.none, self.high_watermark, log.log_start_offset, divergence
@@ -490,10 +503,11 @@ class Partition:
             return ReplicaFetchResult(ErrorCode.offset_out_of_range)
         except (AppendRefused, OSError, LogOffline, CorruptBatch):
             return ReplicaFetchResult(ErrorCode.kafka_storage_error)
-        leadership.update_follower(
-            replica_id, broker_epoch, fetch.fetch_offset, fetch.log_start_offset, now_ms
-        )
-        self._advance_high_watermark()
+        if is_new:
+            leadership.update_follower(
+                replica_id, broker_epoch, fetch.fetch_offset, fetch.log_start_offset, now_ms
+            )
+            self._advance_high_watermark()
         return ReplicaFetchResult(
             ErrorCode.none, self.high_watermark, log.log_start_offset, None, data
         )
@@ -585,12 +599,15 @@ class Partition:
         return (epoch if is_own else latest), self.log.log_end_offset
 
     def find_divergence(self, *, fetch_offset: int, last_fetched_epoch: int) -> Divergence | None:
-        """Return where the log of a follower at that position diverges from this one, or None.
+        """Return where the log of a follower at that position diverges from this one, or None. A
+        fetcher without an epoch has -1.
 
         Raises `OffsetOutOfRange` when the epoch is newer or older than all in this log.
         """
         log = self.log
-        if last_fetched_epoch == log.latest_epoch and fetch_offset <= log.log_end_offset:
+        if last_fetched_epoch < 0:
+            return None
+        if last_fetched_epoch == log.epochs.latest and fetch_offset <= log.log_end_offset:
             return None  # The usual case: the newest epoch ends where the log does.
         epoch, end_offset = self.find_epoch_end_offset(last_fetched_epoch)
         if epoch < 0:

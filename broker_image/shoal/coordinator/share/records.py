@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.states import StateBatch
 
 _INT16 = struct.Struct(">h")
+#: Keys come with every request of another broker. Long names of groups are not kept.
+_KEYS_MAX, _GROUP_SIZE_MAX = 4096, 256
 _VERSION = 0
 
 
@@ -43,14 +46,19 @@ class ShareRecordType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShareKey:
-    """The key of a share partition's state. `encoded` follows the record type in record keys."""
+    """The key of a share partition's state. `encoded` follows the record type in record keys. The
+    hash of `coordinator_key` selects the partition of `__share_group_state` (KIP-932), as in
+    FindCoordinator: group, topic id in Kafka's base 64, partition."""
 
     group_id: str
     topic_id: UUID
     partition: int
     encoded: bytes = field(init=False, compare=False, repr=False)
+    coordinator_key: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        coordinator_key = f"{self.group_id}:{format_uuid(self.topic_id)}:{self.partition}"
+        object.__setattr__(self, "coordinator_key", coordinator_key)
         out = bytearray()
         fields = {
             "group_id": self.group_id,
@@ -60,11 +68,14 @@ class ShareKey:
         compiler.get_writer(_KEY.get_struct(_VERSION))(out, fields)
         object.__setattr__(self, "encoded", bytes(out))
 
-    def to_coordinator_key(self) -> str:
-        """Return the name whose hash selects the partition of `__share_group_state` (KIP-932), as
-        in FindCoordinator: group, topic id in Kafka's base 64, partition."""
-        return f"{self.group_id}:{format_uuid(self.topic_id)}:{self.partition}"
 
+def find_key(group_id: str, topic_id: UUID, partition: int) -> ShareKey:
+    """Return the key of a share partition; the same object as before, if it is a recent one."""
+    find = _find_recent_key if len(group_id) <= _GROUP_SIZE_MAX else ShareKey
+    return find(group_id, topic_id, partition)
+
+
+_find_recent_key = lru_cache(_KEYS_MAX)(ShareKey)
 
 _KEY = MessageSpec(
     "ShareKey",

@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from shoal.coordinator.contract import CoordinatorRecord, ProducerIdAndEpoch, RecordOrigin, Shard
@@ -49,6 +50,8 @@ WAITING_MAX = 10_000
 WAITING_STEP_S = 0.005
 #: The most bytes of the records of one decision. Batches of internal topics have Kafka's 1 MiB.
 BATCH_BYTES_MAX = 1_000_000
+#: Keys whose hashes are kept: how many, and of how many characters at most.
+_KEYS_MAX, _KEY_SIZE_MAX = 4096, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,12 @@ class CallbackToken:
 
 def compute_partition(key: str, count: int) -> int:
     """The partition of `key`. Kafka's `Utils.abs` maps the least integer to 0."""
-    value = hash_string(key)
+    hash_key = _hash_short_key if len(key) <= _KEY_SIZE_MAX else hash_string
+    value = hash_key(key)
     return (0 if value == -(1 << 31) else abs(value)) % count
+
+
+_hash_short_key = lru_cache(_KEYS_MAX)(hash_string)
 
 
 class CoordinatorService(Generic[S]):

@@ -23,7 +23,7 @@ from shoal.protocol.fetch import (
     get_max_wait_ms,
     write_response,
 )
-from shoal.replication.partition import ReplicaFetch, ReplicaFetchResult
+from shoal.replication.partition import ReplicaFetchResult
 from shoal.server.authorization import CHANGES
 from shoal.server.network.error_counts import make_counted_body
 from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS, ReplicaManager
@@ -231,7 +231,7 @@ class FollowerFetch:
     def attempt(self) -> Body | None:
         """Return the response if there is news, or if this broker leads a partition that the
         follower has yet to fetch."""
-        results, has_news = self._read()
+        results, has_news = self._read(is_new=False)
         awaited = self._ports.followers.is_fetch_awaited(
             self._replica_id, self._ports.clock.now_ms()
         )
@@ -240,8 +240,11 @@ class FollowerFetch:
     def expire(self) -> Body:
         return self._respond(self._read()[0])
 
-    def _read(self) -> tuple[list[tuple[FetchCursor, ReplicaFetchResult]], bool]:
-        """Return the results of partitions that have any, and whether they need a response now."""
+    def _read(
+        self, *, is_new: bool = True
+    ) -> tuple[list[tuple[FetchCursor, ReplicaFetchResult]], bool]:
+        """Return the results of partitions that have any, and whether they need a response now. If
+        the fetch `is_new`, the follower's positions are noted."""
         find, now_ms = self._ports.partitions.find, self._ports.clock.now_ms()
         bytes_left = self._max_bytes
         self._nothing_yet = True
@@ -268,15 +271,8 @@ class FollowerFetch:
                     else ErrorCode.unknown_topic_or_partition
                 )
             else:
-                position = ReplicaFetch(
-                    cursor.fetch_offset,
-                    cursor.last_fetched_epoch,
-                    cursor.current_leader_epoch,
-                    cursor.log_start_offset,
-                )
-                fetched = self._read_one(
-                    partition, position, min(bytes_left, cursor.max_bytes), now_ms
-                )
+                bytes_max = min(bytes_left, cursor.max_bytes)
+                fetched = self._read_one(partition, cursor, bytes_max, now_ms, is_new)
             cursor.at_end = self._make_caught_up(partition, cursor, fetched)
             bytes_left -= len(fetched.records)
             if fetched.error_code or fetched.diverging is not None or fetched.records:
@@ -317,7 +313,12 @@ class FollowerFetch:
         )
 
     def _read_one(
-        self, partition: Partition, position: ReplicaFetch, max_bytes: int, now_ms: int
+        self,
+        partition: Partition,
+        cursor: FetchCursor,
+        max_bytes: int,
+        now_ms: int,
+        is_new: bool,
     ) -> ReplicaFetchResult:
         """Read one partition. A throttled replica out of sync gets what its quota allows now."""
         throttle = self._ports.throttle
@@ -330,10 +331,11 @@ class FollowerFetch:
         fetched = partition.fetch_for_follower(
             self._replica_id,
             self._broker_epoch,
-            position,
+            cursor,
             max_bytes=max(0, max_bytes),
             min_one=self._nothing_yet and not left_out,
             now_ms=now_ms,
+            is_new=is_new,
         )
         if fetched.records:
             self._nothing_yet = False

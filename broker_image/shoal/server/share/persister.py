@@ -92,7 +92,7 @@ class Persister:
         if len(self._cache.image.brokers) == 1:
             return True
         try:
-            return self._states.find_coordinator(key.to_coordinator_key()) == self._node.id
+            return self._states.find_coordinator(key.coordinator_key) == self._node.id
         except ApiError:
             return False
 
@@ -266,7 +266,7 @@ class Persister:
         created = self._states.ensure_topic()
         if created is not None:
             await created
-        coordinator = self._states.find_coordinator(key.to_coordinator_key())
+        coordinator = self._states.find_coordinator(key.coordinator_key)
         if coordinator == self._node.id:
             return await self._states.decide(key, decide)
         topic = {

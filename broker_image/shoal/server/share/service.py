@@ -199,7 +199,7 @@ class ShareService:
         self._node.timers.call_at(self.now_ms() + LOAD_AGAIN_MS, lambda: self.wake(key))
 
     def find_state_partition(self, key: ShareKey) -> int | None:
-        return self.state_coordinator.find_partition(key.to_coordinator_key())
+        return self.state_coordinator.find_partition(key.coordinator_key)
 
     def on_dropped(self, key: ShareKey) -> None:
         group = self.leaders.get(key.group_id, {})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
 from shoal.coordinator.contract import CoordinatorResult, Reply, Token
-from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.records import ShareKey, find_key
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.log.errors import LogOffline
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
@@ -152,7 +152,7 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
             answer, result = decide(shard, now_ms)
             return CoordinatorResult(result.records, (Reply(token, answer),))
 
-        return self.submit(key.to_coordinator_key(), decide_with_reply)
+        return self.submit(key.coordinator_key, decide_with_reply)
 
     # Writes of leaders on this broker.
 
@@ -201,7 +201,7 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
         if peer.number < self._newest.get(int(id), 0):
             raise WireError(f"a late request of {client_id}, which has a newer connection")
         for key in iterate_keys(request.body):
-            partition = self.find_partition(key.to_coordinator_key())
+            partition = self.find_partition(key.coordinator_key)
             before = self._before.get(-1 if partition is None else partition, {})
             if peer.number <= before.get(peer.listener, 0):
                 raise WireError(
@@ -255,7 +255,7 @@ def iterate_keys(body: Any) -> Iterator[ShareKey]:
     """Yield the share partitions of a request of the share coordinator's RPCs."""
     for topic in body.topics:
         for entry in topic.partitions:
-            yield ShareKey(body.group_id, topic.topic_id or NO_TOPIC, entry.partition)
+            yield find_key(body.group_id, topic.topic_id or NO_TOPIC, entry.partition)
 
 
 def group_by_topic(keys: Iterable[ShareKey], outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
