@@ -309,7 +309,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         assert self.peer is not None
         if self._transport is None or self._transport.is_closing():
             return
-        self._turn_cost += len(frame) + REQUEST_COST
+        size = len(frame)
+        self._turn_cost += size + REQUEST_COST
         if self._turn_cost > TURN_COST_MAX:
             self._end_turn()
         answer = self._dispatch.handle(frame, self.peer)
@@ -320,14 +321,15 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._out += answer
                 return
             answer = self._dispatch.make_pending(answer)
-        if answer.request is not None and answer.request.holds_records:
-            end_of_hold = self._receive_memory.hold(self, len(frame))
-            self._request_limits.on_request_queued(answer.request, end_of_hold)
-        answer.size = len(frame)
+        request = answer.request
+        if request is not None and request.holds_records:
+            end_of_hold = self._receive_memory.hold(self, size)
+            self._request_limits.on_request_queued(request, end_of_hold)
+        answer.size = size
         self._pending.append(answer)
-        self._pending_bytes += len(frame)
+        self._pending_bytes += size
         answer.on_ready(self._send_ready)
-        if answer.request is not None and answer.request.is_in_pieces:
+        if request is not None and request.is_in_pieces:
             self._in_pieces = answer
             self._pause()
         if len(self._pending) >= PENDING_MAX or self._pending_bytes >= PENDING_BYTES_MAX:

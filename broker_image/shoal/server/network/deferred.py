@@ -23,40 +23,40 @@ if TYPE_CHECKING:
 class DeferredResponse:
     """A response body that is set once. Callbacks run on the caller's stack and must not raise."""
 
-    __slots__ = ("_calls", "_cancelled", "_error", "_result")
+    __slots__ = ("_calls", "_cancelled", "_error", "_is_done", "_result")
 
     def __init__(self) -> None:
         self._calls: list[Callable[[Any], object]] = []
         self._result: Body | None = None
         self._error: Exception | None = None
-        self._cancelled = False
+        self._cancelled = self._is_done = False
 
     def add_done_callback(self, call: Callable[[Any], object]) -> None:
-        if self.done():
+        if self._is_done:
             call(self)
         else:
             self._calls.append(call)
 
     def set_result(self, result: Body) -> None:
-        assert not self.done()
+        assert not self._is_done
         self._result = result
         self._call()
 
     def set_exception(self, error: Exception) -> None:
-        assert not self.done()
+        assert not self._is_done
         self._error = error
         self._call()
 
     def cancel(self) -> bool:
         """Cancel the response. Return False if it is complete."""
-        if self.done():
+        if self._is_done:
             return False
         self._cancelled = True
         self._call()
         return True
 
     def done(self) -> bool:
-        return self._result is not None or self._error is not None or self._cancelled
+        return self._is_done
 
     def cancelled(self) -> bool:
         return self._cancelled
@@ -84,6 +84,7 @@ class DeferredResponse:
         return self.result()
 
     def _call(self) -> None:
+        self._is_done = True
         calls, self._calls = self._calls, []
         for call in calls:
             call(self)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.protocol import codec, frames
@@ -32,11 +31,14 @@ from shoal.server.network.encoding import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
     from shoal.server.authorization import AccessControl
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.network.purgatory import Purgatory
 
+_WAITING = (DeferredResponse, asyncio.Future)
 #: Bytes of the smallest request header.
 HEADER_SIZE_MIN = 10
 
@@ -55,7 +57,7 @@ class ControllerPort(Protocol):
 class PendingResponse:
     """A response that is due on its connection. `size` is the size of its request in bytes."""
 
-    __slots__ = ("_buffers", "_dispatcher", "_future", "_request", "size")
+    __slots__ = ("_buffers", "_dispatcher", "_future", "request", "size")
 
     def __init__(
         self,
@@ -65,14 +67,10 @@ class PendingResponse:
         buffers: Buffers | None = None,
     ) -> None:
         self._dispatcher = dispatcher
-        self._request = request
+        self.request = request
         self._future = future
         self._buffers = buffers
         self.size = 0
-
-    @property
-    def request(self) -> Request | None:
-        return self._request
 
     @property
     def ready(self) -> bool:
@@ -87,14 +85,14 @@ class PendingResponse:
         if self._future is None:
             assert self._buffers is not None
             return self._buffers
-        assert self._request is not None
-        self._request.release()
-        return self._dispatcher.resolve(self._request, self._future)
+        assert self.request is not None
+        self.request.release()
+        return self._dispatcher.resolve(self.request, self._future)
 
     def cancel(self) -> None:
         """Give up the request: its connection is closed."""
-        if self._request is not None:
-            self._request.release()
+        if self.request is not None:
+            self.request.release()
         if self._future is not None:
             self._future.cancel()
 
@@ -181,11 +179,10 @@ class Dispatcher:
         if answer is None:
             self._finish_without_response(request)
             return None
-        if isinstance(answer, (DeferredResponse, asyncio.Future)):
+        if isinstance(answer, _WAITING):
             if not answer.done():
                 return PendingResponse(self, request, answer)
             return self.resolve(request, answer)
-        assert isinstance(answer, (list, dict, Mapping)), answer
         return self._respond(request, answer)
 
     def _answer(self, api: Api, frame: bytearray, request: Request) -> Any:
@@ -218,7 +215,7 @@ class Dispatcher:
 
     async def _finish(self, api: Api, frame: bytes | bytearray, request: Request) -> Any:
         answer = self._proceed(api, frame, request)
-        return await answer if isinstance(answer, (asyncio.Future, DeferredResponse)) else answer
+        return await answer if isinstance(answer, _WAITING) else answer
 
     def _proceed(self, api: Api, frame: bytes | bytearray, request: Request) -> Any:
         """Call the handler of a request, or forward it to the controller. Raises `ApiError`."""

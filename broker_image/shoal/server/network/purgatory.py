@@ -72,6 +72,8 @@ class Purgatory:
         self._window_ends_s = 0.0
         self._is_busy = False
         self.size = 0
+        #: Those that may complete early.
+        self._early = 0
 
     def park(
         self,
@@ -124,6 +126,7 @@ class Purgatory:
         for key in parked.keys:
             self._by_key.setdefault(key, {})[parked] = None
         self.size += 1
+        self._early += parked.is_early
 
         def on_expired() -> None:
             self._finish(parked, expire)
@@ -146,7 +149,7 @@ class Purgatory:
             self._is_busy = just_ended and self._reads > READS_MAX
             self._reads, self._window_ends_s = 0, now_s + WINDOW_S
         self._reads += 1
-        if self._woken and not self._is_busy:
+        if self._early and self._woken and not self._is_busy:
             woken = (parked for key in self._woken for parked in self._by_key.get(key, ()))
             fetches = (parked for parked in woken if parked.is_early)
             for parked in list(itertools.islice(fetches, EARLY_FETCHES_MAX)):
@@ -176,6 +179,7 @@ class Purgatory:
             return
         timer.cancel()
         self.size -= 1
+        self._early -= parked.is_early
         for key in parked.keys:
             waiting = self._by_key.get(key)
             if waiting is not None:
