@@ -42,6 +42,9 @@ def put_uvarint(out: bytearray, value: int) -> None:
 
 def get_uvarint(buf: memoryview, at: int) -> tuple[int, int]:
     """Return the unsigned varint of at most five bytes at `at`, and the offset after it."""
+    byte = buf[at]
+    if byte < 0x80:
+        return byte, at + 1
     value = shift = 0
     while shift < 35:
         byte = buf[at]
