@@ -163,7 +163,8 @@ def test_unknown_tagged_fields_are_ignored(key: int) -> None:
         assert body[-1] == 0
         tagged = bytes(body[:-1]) + b"\x01\x8f\x4e\x03abc"
         row = HANDLERS[key]
-        if row.read is not None:
+        # A Fetch with such a tag has the type of the general codec (`test_fetch_codec`).
+        if row.read is not None and key != ApiKey.FETCH:
             read = row.read
             assert read(version, memoryview(tagged), 0) == read(version, memoryview(body), 0)
         else:

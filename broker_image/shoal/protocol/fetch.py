@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.compiler import GATHER_SIZE_MIN, get_uvarint, parse_uuid, put_uvarint
-from shoal.protocol.errors import ErrorCode, to_error_code
+from shoal.protocol.errors import ErrorCode, WireError, to_error_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -295,7 +295,7 @@ def read_response(version: int, frame: bytes, at: int) -> Any:
     if version >= TOPIC_IDS_FROM:
         try:
             response = read_usual_response(frame, at)
-        except (IndexError, struct.error):
+        except (IndexError, struct.error, WireError):
             response = None
         if response is not None:
             return response
@@ -304,7 +304,7 @@ def read_response(version: int, frame: bytes, at: int) -> Any:
 
 def read_usual_response(frame: bytes, at: int) -> FetchResponse | None:
     """Parse a response without rare fields; None for any other, or bytes that may be invalid.
-    Raises `IndexError` or `struct.error` where it is cut."""
+    Raises `IndexError` or `struct.error` where it is cut, and `WireError` for an invalid size."""
     if len(frame) - at > _SINGLE_RESPONSE.size:
         response = _read_single_response(frame, at)
         if response is not None:
@@ -345,11 +345,10 @@ def _read_single_response(frame: bytes, at: int) -> FetchResponse | None:
     """Parse a response with one partition and no error, as most with news are."""
     fields = _SINGLE_RESPONSE.unpack_from(frame, at)
     _, error, session_id, topics, topic_id, partitions, index, code = fields[:8]
-    at += _SINGLE_RESPONSE.size
-    size, at = get_uvarint(memoryview(frame), at)
-    end = at + size - 1
     if topics != 2 or partitions != 2 or error or code or fields[11] or fields[12] != -1:
         return None
+    size, at = get_uvarint(memoryview(frame), at + _SINGLE_RESPONSE.size)
+    end = at + size - 1
     if not size or frame[end:] != _SINGLE_END:
         return None
     none = ErrorCode.none
