@@ -306,6 +306,7 @@ test_a_member_without_a_connection_is_fenced shoal.group.streams.connection.lost
 
 unit/coordinator/group/test_share_membership.py
 test_a_group_takes_no_more_members_than_it_may group.share.max.size
+test_members_have_few_leaders group.share.assignors
 test_a_lost_connection_ends_a_membership_after_the_grace
     shoal.group.share.connection.lost.grace.ms
 test_the_takeover_interval_can_be_switched_off shoal.group.share.takeover.heartbeat.interval.ms

@@ -20,8 +20,6 @@ log.initial.task.delay.ms long 30000 0.. internal
 group.coordinator.rebalance.protocols list - consumer|classic|share|streams
     = classic,consumer,streams
     Enabled group protocols. Shoal always enables all of them.
-group.share.assignors list simple simple
-    Assignor of share groups. Shoal uses simple.
 group.streams.assignors list sticky sticky
     Assignor of streams groups. Shoal uses sticky.
 group.consumer.assignor.offload.enable boolean true - cluster-wide internal

@@ -388,6 +388,10 @@ group.consumer.min.assignment.interval.ms int 0 0..
 group.consumer.max.assignment.interval.ms int 15000 0..
     Maximum of a group's consumer.assignment.interval.ms.
 # applied: Share groups (KIP-932)
+group.share.assignors list leader leader|simple
+    Assignors of share groups, of which the first is used. `leader` gives a member partitions of as
+    few leaders as balance allows, since a client waits at one broker at a time. `simple` ignores
+    leaders.
 group.share.max.size int 200 1..10000
     Maximum number of members of a share group.
 group.share.max.share.sessions int 2000 1..

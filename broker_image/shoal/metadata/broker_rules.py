@@ -53,8 +53,9 @@ def _find_contradictions(values: Values) -> Iterator[str]:
     key_id, directory = (f"shoal.remote.encryption.key.{name}" for name in ("id", "directory"))
     if values[key_id] and not values[directory]:
         yield f"{key_id} needs a key ring: set {directory} to the directory that has the key"
-    if not values["group.consumer.assignors"]:
-        yield "group.consumer.assignors must not be empty"
+    for name in ("group.consumer.assignors", "group.share.assignors"):
+        if not values[name]:
+            yield f"{name} must not be empty"
 
 
 def find_foreign_cordon(values: Values) -> str | None:

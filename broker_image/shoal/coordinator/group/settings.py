@@ -47,8 +47,10 @@ class GroupSettings:
     shoal_group_consumer_connection_lost_grace_ms: int = 300
     #: The heartbeat interval of members that may share partitions, or 0 for that of their group.
     shoal_group_consumer_takeover_heartbeat_interval_ms: int = 300
-    #: Share groups (KIP-932): their size, and when an unanswered initialization is repeated.
+    #: Share groups (KIP-932): their size, their assignors, of which the first is used, and when an
+    #: unanswered initialization is repeated.
     group_share_max_size: int = 200
+    group_share_assignors: tuple[str, ...] = ("leader",)
     group_share_initialize_retry_interval_ms: int = 30_000
     #: The most members of a streams group (KIP-1071).
     group_streams_max_size: int = 2**31 - 1

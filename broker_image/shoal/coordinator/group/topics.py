@@ -63,15 +63,28 @@ class TopicCatalog:
         """All topics, in order."""
         return sorted(self._image.topics)
 
-    def compute_hash(self, names: Iterable[str], *, shared: bool = False) -> int:
+    def get_preferred_leader(self, topic_id: UUID, index: int) -> int:
+        """The preferred leader of a partition; -1 for one that does not exist."""
+        topic = self._image.topics_by_id.get(topic_id)
+        if topic is None or index >= len(topic.partitions):
+            return -1
+        return topic.partitions[index].replicas[0]
+
+    def compute_hash(
+        self, names: Iterable[str], *, shared: bool = False, by_leader: bool = False
+    ) -> int:
         """A signed 64-bit hash of the id, name and partition count of the topics that exist; 0 if
         none exists. In a group with `shared` partitions, the topics that allow it change the hash.
+        `by_leader`, the preferred leaders do.
         """
         topics = [self._image.topics[n] for n in sorted(names) if n in self._image.topics]
         digest = blake2b(digest_size=8)
         for topic in topics:
             digest.update(topic.topic_id.bytes + len(topic.partitions).to_bytes(4, "big"))
             digest.update(topic.name.encode() + b"\0")
+            if by_leader:
+                leaders = (partition.replicas[0] for partition in topic.partitions)
+                digest.update(b"".join(leader.to_bytes(4, "big") for leader in leaders))
             if shared and self.may_use_key_ranges(topic.topic_id):
                 # A broker that does not split partitions gets another hash, and assigns again.
                 digest.update(b"key ranges")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -372,3 +373,48 @@ def test_members_of_a_large_group_are_asked_for_a_bounded_number_of_heartbeats()
     answer = share.heartbeat("m7")
     assert answer["heartbeat_interval_ms"] == 2_000
     assert large_group(50, partitions=50).heartbeat("m7")["heartbeat_interval_ms"] == 400
+
+
+@pytest.mark.parametrize(("assignor", "leaders"), [("leader", 1), ("simple", 2)])
+def test_members_have_few_leaders(assignor: str, leaders: int) -> None:
+    """group.share.assignors. Two members share six partitions of two brokers. One joins first and
+    has all, and gives half of them away."""
+    rows = [PartitionImage((n % 2, 1 - n % 2), (0, 1), n % 2, 0, 0) for n in (0, 0, 1, 1, 0, 1)]
+    topic = TopicImage("jobs", TOPIC_ID, tuple(rows))
+    metadata = MetadataImage(
+        topics={"jobs": topic},
+        topics_by_id={TOPIC_ID: topic},
+        configs={(ConfigResourceType.GROUP, GROUP): {"share.assignment.interval.ms": "0"}},
+    )
+    share = Share(metadata, group_share_assignors=(assignor,))
+    for member in ("a", "b"):
+        share.join(member)
+    for member in ("a", "b"):
+        owned = share.assigned(member)
+        assert len(owned) == 3
+        assert len({rows[index].replicas[0] for index in owned}) == leaders
+    # A broker that is away for a while moves nothing; a reassignment does.
+    before = {member: share.assigned(member) for member in ("a", "b")}
+    away = tuple(row._replace(leader=1, isr=(1,)) for row in rows)
+    set_partitions(share, away)
+    share.heartbeat("a", share.group.members["a"].member_epoch)
+    assert {member: share.assigned(member) for member in ("a", "b")} == before
+    if assignor == "leader":
+        swapped = tuple(row._replace(replicas=row.replicas[::-1]) for row in rows[:1])
+        set_partitions(share, (*swapped, *rows[1:3], rows[3]._replace(replicas=(0, 1)), *rows[4:]))
+        for member in ("a", "b"):
+            share.heartbeat(member, share.group.members[member].member_epoch)
+        share.sim.advance(1_000)
+        preferred = [1, 0, 1, 0, 0, 1]
+        for member in ("a", "b"):
+            assert len({preferred[index] for index in share.assigned(member)}) == 1
+
+
+def set_partitions(share: Share, partitions: tuple[PartitionImage, ...]) -> None:
+    """Change the metadata of the topic."""
+    context = share.sim.shard.context
+    topic = TopicImage("jobs", TOPIC_ID, partitions)
+    context.image = dataclasses.replace(
+        context.image, topics={"jobs": topic}, topics_by_id={TOPIC_ID: topic}
+    )
+    share.tell(lambda s, now: s.on_metadata_changed((), now))

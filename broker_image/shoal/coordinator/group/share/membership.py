@@ -33,7 +33,6 @@ from shoal.coordinator.group.modern.membership import (
     WAITING_HEARTBEAT_INTERVAL_MS as WAITING_HEARTBEAT_INTERVAL_MS,
 )
 from shoal.coordinator.group.records import RecordType
-from shoal.coordinator.group.share import simple_assignor
 from shoal.coordinator.group.share.heartbeat import (
     ShareGroupHeartbeatRequest as ShareGroupHeartbeatRequest,
 )
@@ -234,7 +233,7 @@ class ShareGroupManager(ModernGroupManager[ShareGroup, ShareTargetAssignments]):
         names = group.get_subscribed_topics(change)
         look = changed or not self._targets.is_fresh(group)
         epoch, metadata_hash = self._targets.compute_epoch(
-            group, lambda: self.catalog.compute_hash(names), bump=changed
+            group, lambda: self._targets.compute_hash(names), bump=changed
         )
         initialization = self._initializations.request_initialization(
             group, names, epoch, draft, now_ms, look=look
@@ -353,7 +352,7 @@ class ShareGroupManager(ModernGroupManager[ShareGroup, ShareTargetAssignments]):
             ).epoch
         else:
             self._targets.track(group, change, group.initialization)
-        metadata_hash = self.catalog.compute_hash(group.get_subscribed_topics(change))
+        metadata_hash = self._targets.compute_hash(group.get_subscribed_topics(change))
         draft.records.append(group.build_epoch_record(epoch, metadata_hash))
         for kind in ("session", "lost"):
             self.context.deadlines.cancel(self.make_key(kind, group, member_id))
@@ -461,7 +460,7 @@ class ShareGroupManager(ModernGroupManager[ShareGroup, ShareTargetAssignments]):
 
     @property
     def default_assignor(self) -> str:
-        return simple_assignor.NAME
+        return self.context.settings.group_share_assignors[0]
 
     @property
     def max_size(self) -> int:

@@ -23,12 +23,13 @@ from shoal.coordinator.group.assignment import (
     flatten,
     group_by_topic,
 )
+from shoal.coordinator.group.share.leader_pool import LeaderPool
 from shoal.coordinator.group.share.simple_assignor_pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-NAME = "simple"
+BY_LEADER = "leader"
 
 _Topics = frozenset[UUID]
 #: The one pool of a group whose members all have the same subscription.
@@ -43,8 +44,13 @@ class SimpleAssignment:
     """
 
     def __init__(
-        self, members: Mapping[str, MemberSpec], partitions: Mapping[UUID, Collection[int]]
+        self,
+        members: Mapping[str, MemberSpec],
+        partitions: Mapping[UUID, Collection[int]],
+        find_leader: Callable[[TopicIdPartition], int] | None = None,
     ) -> None:
+        """With `find_leader`, a member's partitions have few leaders: the `leader` assignor."""
+        self._find_leader = find_leader
         self._topics: dict[str, _Topics] = {m: s.topics for m, s in members.items()}
         #: The number of members with each subscription.
         self._kinds = Counter(self._topics.values())
@@ -104,6 +110,17 @@ class SimpleAssignment:
                 for index in sorted(new_partitions - old_partitions):
                     pool.add((topic, index))
 
+    def follow_leaders(self) -> None:
+        """Take over the leaders of partitions that have others now."""
+        for pool in self._pools.values():
+            if isinstance(pool, LeaderPool):
+                pool.follow_leaders()
+
+    def _make_pool(self, weigh: Callable[[str], int]) -> Pool:
+        if self._find_leader is None:
+            return Pool(weigh, self._on_moved)
+        return LeaderPool(weigh, self._on_moved, self._find_leader)
+
     def _uncount(self, topics: _Topics | None) -> None:
         if topics is not None:
             self._kinds[topics] -= 1
@@ -145,7 +162,7 @@ class SimpleAssignment:
         self._changed = dict.fromkeys(owned)
         self._common = self._read if len(self._kinds) <= 1 else frozenset()
         if len(self._kinds) <= 1:
-            pool = self._pools[_COMMON] = Pool(lambda _: 0, self._on_moved)
+            pool = self._pools[_COMMON] = self._make_pool(lambda _: 0)
             for topic in sorted(self._common):
                 self._stock(pool, topic)
             for member, partitions in owned.items():
@@ -160,7 +177,7 @@ class SimpleAssignment:
         """The pool of a topic, in a group with different subscriptions."""
         pool = self._pools.get(topic)
         if pool is None:
-            pool = self._pools[topic] = Pool(self._compute_load, self._on_moved)
+            pool = self._pools[topic] = self._make_pool(self._compute_load)
             self._stock(pool, topic)
         return pool
 
@@ -187,7 +204,7 @@ class SimpleAssignment:
     def settle(self, moves_max: int) -> bool:
         """Restore balance, with at most about `moves_max` changes. Returns whether it is
         balanced."""
-        return self._run_in_pools(Pool.settle, moves_max)
+        return self._run_in_pools(lambda pool, moves: pool.settle(moves), moves_max)
 
     def _run_in_pools(self, step: Callable[[Pool, int], bool], moves_max: int) -> bool:
         end = self.changes + moves_max

@@ -1,5 +1,8 @@
 """The target assignment of share groups: full, or only the missing parts of it (KIP-932).
 
+With the `leader` assignor, members' partitions have few preferred leaders (`leader_pool`). A leader
+that is away for a while, as in a roll, moves no partitions; a reassigned one does.
+
 A full assignment is made at most once in each assignment interval (KIP-1263). Within the interval,
 `SimpleAssignment.fill` gives a partition to each member without one, and a member to each partition
 without one. It moves nothing. A full assignment that has to wait sets a deadline.
@@ -15,13 +18,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.coordinator.group.assignment import EMPTY, Assignment, MemberSpec
+from shoal.coordinator.group.assignment import (
+    EMPTY,
+    Assignment,
+    MemberSpec,
+    TopicIdPartition,
+)
 from shoal.coordinator.group.groups import GroupType, ResultDraft, ShardContext
 from shoal.coordinator.group.modern.target_assignment import ModernTargetAssignments
-from shoal.coordinator.group.share.simple_assignor import SimpleAssignment
+from shoal.coordinator.group.share.simple_assignor import BY_LEADER, SimpleAssignment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from uuid import UUID
 
     from shoal.coordinator.group.share.share_group import Initialization, MemberChange, ShareGroup
@@ -76,6 +84,18 @@ class ShareTargetAssignments(ModernTargetAssignments):
     def forget(self, group_id: str) -> None:
         super().forget(group_id)
         self._cached.pop(group_id, None)
+
+    @property
+    def _by_leader(self) -> bool:
+        return self._context.settings.group_share_assignors[0] == BY_LEADER
+
+    def compute_hash(self, names: Collection[str]) -> int:
+        """The hash of the metadata of topics. With the `leader` assignor, preferred leaders that
+        are reassigned change it."""
+        return self.catalog.compute_hash(names, by_leader=self._by_leader)
+
+    def _find_leader(self, partition: TopicIdPartition) -> int:
+        return self.catalog.get_preferred_leader(*partition)
 
     def make_unchanged_plan(self, group: ShareGroup, epoch: int) -> AssignmentPlan:
         """The plan of a decision that computes no assignment."""
@@ -169,6 +189,7 @@ class ShareTargetAssignments(ModernTargetAssignments):
                 return cached
             if all(self.catalog.get_id(name) == id for name, id in cached.topics.items()):
                 cached.image = image
+                cached.assignment.follow_leaders()
                 self._set_partitions(cached)
                 return cached
         self.build_count += 1
@@ -181,7 +202,9 @@ class ShareTargetAssignments(ModernTargetAssignments):
             for m in group.members.values()
         }
         initialization = group.initialization
-        assignment = SimpleAssignment(specs, self._find_assignable(topics, initialization))
+        find_leader = self._find_leader if self._by_leader else None
+        assignable = self._find_assignable(topics, initialization)
+        assignment = SimpleAssignment(specs, assignable, find_leader)
         cached = self._cached[group.group_id] = _CachedAssignment(
             assignment, group.revision, image, topics, initialization
         )
