@@ -19,7 +19,7 @@ import leaks
 import pytest
 import scheduling
 import servers
-from example_counts import BY_DAY
+from example_counts import AT_NIGHT, BY_DAY
 from seeding import SEED
 from servers import ShoalProcess
 from shared_servers import (
@@ -44,8 +44,7 @@ _PATIENT = hypothesis.settings(
 )
 hypothesis.settings.register_profile("ci", _PATIENT, database=None)
 hypothesis.settings.register_profile("home", _PATIENT)
-#: Ten times as many examples in each test (`example_counts`).
-hypothesis.settings.register_profile("nightly", _PATIENT, database=None, max_examples=10 * BY_DAY)
+hypothesis.settings.register_profile("nightly", _PATIENT, database=None, max_examples=AT_NIGHT)
 hypothesis.settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "home")
 )

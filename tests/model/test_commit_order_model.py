@@ -364,20 +364,21 @@ def pass_nothing(_self: World, _txn: Transaction) -> None:
 
 
 abort = World.abort
-MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
+#: The night tries those whose runs take seconds.
+MUTANTS: list[Any] = [
     (TransactionCommit, "find_finished_ranges", blind),
     (TransactionCommit, "find_finished_ranges", trusting),
     (TransactionCommit, "find_finished_ranges", greedy),
     (TransactionCommit, "find_processed_ranges", blind),
-    (TransactionCommit, "find_processed_ranges", greedy),
+    pytest.param(TransactionCommit, "find_processed_ranges", greedy, marks=pytest.mark.nightly),
     (TransactionCommit, "find_processed_ranges", late),
     (commit_order, "find_reachable", patient),
     (commit_order, "find_reachable", short_sighted),
     (commit_order, "decide", oldest_refused),
     (commit_order, "find_blocked_commits", first_claim_alone),
     (commit_order, "find_blocked_commits", free_if_unowned),
-    (World, "abort", read_all_again),
-    (World, "pass_", pass_nothing),
+    pytest.param(World, "abort", read_all_again, marks=pytest.mark.nightly),
+    pytest.param(World, "pass_", pass_nothing, marks=pytest.mark.nightly),
 ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
-from zlib import crc32
 
 from shoal.metadata import controller, topics
 from shoal.metadata.delta import apply
@@ -43,8 +42,7 @@ class MetadataNode(Node):
     @property
     def state(self) -> Hashable:
         image = self.image
-        parts = (image.topics, image.brokers, image.features, image.next_producer_id)
-        return crc32(repr(parts).encode())
+        return image.topics, image.brokers, image.features, image.next_producer_id
 
     def replay(self, values: Sequence[bytes], *, offset: int, epoch: int) -> None:
         self.image, _ = apply(self.image, map(decode, values), offset=offset, epoch=epoch)

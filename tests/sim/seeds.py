@@ -15,7 +15,7 @@ import pytest
 from seeding import SEED, drawn_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from _pytest.mark import ParameterSet
 
@@ -27,10 +27,11 @@ SHARE = 4
 
 def chosen(variable: str, *, recorded: int, drawn: int) -> list[range]:
     """Return the seeds from 1 to `recorded`, which are the same in each run, and `drawn` ones of
-    this run (`seeding`); or only those that the environment variable names, as `from-to`."""
+    this run (`seeding`); or only those that the environment variable names, as `from-to`. The first
+    drawn seed is left to `one_seed`."""
     named = os.environ.get(variable)
     if named is None:
-        return [range(1, recorded + 1), drawn_seeds(drawn)]
+        return [range(1, recorded + 1), drawn_seeds(1 + drawn)[1:]]
     first, last = (int(n) for n in named.split("-"))
     return [range(first, last + 1)]
 
@@ -41,6 +42,20 @@ def draw_by_day(cases: Sequence[T], count: int) -> list[T | ParameterSet]:
     by_day = set(random.Random(SEED).sample(range(len(cases)), count))
     nightly = pytest.mark.nightly
     return [one if n in by_day else pytest.param(one, marks=nightly) for n, one in enumerate(cases)]
+
+
+def keep_by_day(
+    cases: Iterable[T], kept: Collection[str], attribute: str = "__name__"
+) -> list[T | ParameterSet]:
+    """Return the parameters of a test: by day the cases whose name, in this attribute, is among
+    those `kept`, and at night the rest. A checker that finds some mutants by day works; whether it
+    finds all is for the night."""
+    named = {getattr(one, attribute): one for one in cases}
+    assert named.keys() >= set(kept)
+    return [
+        one if name in kept else pytest.param(one, marks=pytest.mark.nightly)
+        for name, one in named.items()
+    ]
 
 
 def one_seed() -> int:

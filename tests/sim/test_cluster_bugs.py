@@ -1,6 +1,7 @@
 """Bugs of brokers, clients and rules that simulated clusters have found.
 
-Each seed with its faults failed without the fix.
+Each seed with its faults failed without the fix. The night runs those that correct the rules of the
+simulation, and those of which a scene or a unit test has the bug in less time.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from sim.cluster_run import simulate, try_seed
 EOS = ("transactions",)
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(1865509800427, marks=pytest.mark.nightly), 3546460155474]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1865509800427, 3546460155474])
 def test_a_commit_of_key_ranges_that_comes_late(seed: int) -> None:
     """The rules took a commit for lost that a cut had held back, and that was accepted after the
     client had timed out and committed more on another connection. Kafka has no fence for it."""
@@ -27,25 +27,29 @@ def test_a_join_that_comes_late_takes_no_key_range_away() -> None:
     try_seed(700660)
 
 
+@pytest.mark.nightly
 def test_a_lock_that_ended_with_its_connection() -> None:
     """The rules compared a lock with a later one although it had ended: its member's connection to
     the leader broke while the member waited for another broker, before it looked at its records."""
     try_seed(60648319389)
 
 
+@pytest.mark.nightly
 def test_tasks_of_a_response_that_was_lost() -> None:
     """The rules took a task for a new one that a lost response had given to the member before."""
     try_seed(3868645292359)
 
 
+@pytest.mark.nightly
 def test_locks_end_when_a_clock_is_set_back() -> None:
     """A broker whose clock was set back by an hour kept the locks of dead members for that hour."""
     simulate(19, brokers=3, faults=["clock_jump"] * 4, parts=[])
 
 
 def test_the_lag_is_known_where_the_partition_is_not() -> None:
-    """A coordinator without a replica of a partition never learned the lag of its share group."""
-    simulate(1, brokers=5, faults=[], parts=[])
+    """A coordinator without a replica of a partition never learned the lag of its share group. Each
+    run ends when all lags are 0."""
+    simulate(1, brokers=5, faults=[], duration_s=1.0, parts=[])
 
 
 def test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power() -> None:
@@ -54,6 +58,7 @@ def test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power() -> Non
     simulate(1, brokers=3, faults=["power_loss"], rest_s=10.0, parts=[])
 
 
+@pytest.mark.nightly
 def test_a_late_write_of_share_state_does_not_replace_newer_ones() -> None:
     """A write to another broker's share coordinator was stuck in a broken network and applied after
     later ones of the same leader. Accepted records would have been delivered again."""
@@ -151,6 +156,7 @@ def test_a_leader_that_is_behind_reports_no_lag() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_leader_that_comes_back_syncs_what_it_has() -> None:
     """All brokers were killed, and one led again with records that were not on its disk. Its high
     watermark waited for a sync that only the next record would have requested."""
@@ -166,6 +172,7 @@ def test_a_leader_that_comes_back_syncs_what_it_has() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_every_share_group_forgets_a_partition_whose_lead_is_lost() -> None:
     """Three groups read a partition that got another leader. The first one removed its callback,
     which hid the second one's: that group kept delivering from its old window."""
@@ -192,6 +199,7 @@ HECTIC = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "seed",
     [

@@ -2,7 +2,7 @@
 
 `make sim SEED=n` runs one seed and shows the events before a failure. `CLUSTER_SEEDS=from-to`
 chooses the seeds of `test_seeds`, which then runs on all cores, for as long as there is time at
-night. Otherwise it runs a few short ones, half a second each, most of them drawn for each run.
+night. Otherwise it runs a few short ones, some seconds each, most of them drawn for each run.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import os
 import subprocess
 import sys
 import warnings
+from random import Random
+from typing import Any, NamedTuple
 
+import pytest
+from seeding import SEED
 from sim.cluster_run import PARTS, of_seed, shown, simulate, try_seed
 from sim.seeds import chosen, chunked, one_seed, run, run_on_all_cores
 
 VARIABLE = "CLUSTER_SEEDS"
 #: A simulated second of a cluster with all parts costs several of CPU.
 SHORT_S = 1.0
-SEEDS = chosen(VARIABLE, recorded=5, drawn=10)
+SEEDS = chosen(VARIABLE, recorded=1, drawn=2)
 
 
 @chunked(SEEDS, 100)
@@ -39,13 +43,40 @@ def test_one_seed() -> None:
         run.go()
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+class Repeated(NamedTuple):
+    """A run of some parts: its options, its fingerprint, and what Python warned of."""
+
+    options: dict[str, Any]
+    fingerprint: str
+    warnings: list[str]
+
+
+def simulate_parts(**options: Any) -> str:
+    """Run a cluster whose clients crash. Return the fingerprint."""
+    run = simulate(12, faults=["client_crash"], duration_s=SHORT_S, **options)
+    return run.kernel.fingerprint
+
+
+@pytest.fixture(
+    scope="module", params=[2, pytest.param(len(PARTS), marks=pytest.mark.nightly)], ids=str
+)
+def repeated(request: pytest.FixtureRequest) -> Repeated:
+    """By day some parts, others in each run."""
+    options = {"brokers": 3, "parts": Random(SEED).sample(PARTS, request.param)}
+    asyncio.run(asyncio.sleep(0))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        fingerprint = simulate_parts(**options)
+        gc.collect()
+    return Repeated(options, fingerprint, [str(one.message) for one in warned])
+
+
+def test_the_same_seed_is_the_same_run(repeated: Repeated) -> None:
     """Byte for byte, also in another process, where sets have another order."""
-    here = simulate(4, parts=PARTS, duration_s=SHORT_S).kernel.fingerprint
-    assert here != simulate(11, parts=PARTS, duration_s=SHORT_S).kernel.fingerprint
+    assert repeated.fingerprint != simulate_parts(brokers=1, parts=[])
     program = (
-        "from sim.cluster_run import PARTS, simulate;"
-        f" print(simulate(4, parts=PARTS, duration_s={SHORT_S}).kernel.fingerprint)"
+        "from sim.test_cluster_sim import simulate_parts;"
+        f" print(simulate_parts(**{repeated.options}))"
     )
     there = subprocess.run(
         [sys.executable, "-c", program],
@@ -54,17 +85,10 @@ def test_the_same_seed_is_the_same_run() -> None:
         check=True,
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert there.stdout.strip() == here
+    assert there.stdout.strip() == repeated.fingerprint
 
 
-def test_a_run_leaves_nothing_behind() -> None:
+def test_a_run_leaves_nothing_behind(repeated: Repeated) -> None:
     """Interrupted clients are closed completely. Otherwise a coroutine that ends without a loop
     would make another one fail to start after any `asyncio.run`."""
-    asyncio.run(asyncio.sleep(0))
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        simulate(
-            len("client_crash"), brokers=3, faults=["client_crash"], duration_s=SHORT_S, parts=PARTS
-        )
-        gc.collect()
-    assert [str(one.message) for one in warned] == []
+    assert repeated.warnings == []

@@ -370,6 +370,7 @@ def test_a_marker_that_was_refused_is_written_by_the_next_leader() -> None:
     a_marker_is_refused()
 
 
+@pytest.mark.nightly
 def test_a_marker_that_was_refused_and_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that a leader has refused counts as written."""
     ask = TransactionMarkerChannel._write_remotely

@@ -46,6 +46,11 @@ PROGRAMS = "gcc git iproute2 libc6-dev openssl python3-dev"
 NODES = "tests/e2e/test_nodes.py"
 #: Folders of tests that are parts of their own.
 APART = ("e2e", "compat", "hostile")
+#: Files of wire tests that draw examples.
+DRAWN_FROM_WIRE = tuple(
+    f"tests/wire/test_{name}.py"
+    for name in ("codec_against_kio", "key_hash", "log_fuzz", "record_fuzz", "request_fuzz")
+)
 CUT_SHORT = {TOO_LATE: "did not end in time", INTERRUPTED: "was interrupted"}
 #: Lines of a failed part's output that are printed.
 TAIL = 40
@@ -67,6 +72,8 @@ class Simulation(NamedTuple):
     path: str
     variable: str
     seeds: int
+    #: The test that runs the seeds.
+    test: str = "test_seeds"
 
 
 #: The rounds of `seeds` alternate between these.
@@ -74,6 +81,8 @@ SIMULATIONS = (
     Simulation("tests/sim/test_cluster_sim.py", "CLUSTER_SEEDS", 100),
     Simulation("tests/sim/test_quorum_sim.py", "SEEDS", 1_000),
     Simulation("tests/sim/test_replica_sim.py", "SEEDS", 1_000),
+    Simulation("tests/sim/test_metadata_sim.py", "METADATA_SEEDS", 100, "test_all_nodes_converge"),
+    Simulation("tests/sim/test_quorum_sim.py", "DISK_SEEDS", 60, "test_voters_that_lose"),
     Simulation("tests/sim/test_lost_clusters.py", "LOST_SEEDS", 300),
 )
 
@@ -124,9 +133,9 @@ def parts_of(hours: float, seed: int) -> list[Part]:
     limited = (*PYTEST, f"--timeout={whole_s:.0f}")
 
     def seeds(number: int, _seconds: float) -> Command:
-        path, variable, count = SIMULATIONS[number % len(SIMULATIONS)]
+        path, variable, count, test = SIMULATIONS[number % len(SIMULATIONS)]
         begin = first + number // len(SIMULATIONS) * count
-        words = (*limited, path, "-k", "test_seeds")
+        words = (*limited, path, "-k", test)
         return Command(words, {variable: f"{begin}-{begin + count - 1}"})
 
     def fuzz(_number: int, seconds: float) -> Command:
@@ -164,7 +173,8 @@ def parts_of(hours: float, seed: int) -> list[Part]:
             drawn,
         ),
         "examples": Command(
-            (*limited, "tests/unit", "tests/model"), {**drawn, "HYPOTHESIS_PROFILE": "nightly"}
+            (*limited, "tests/unit", "tests/model", *DRAWN_FROM_WIRE),
+            {**drawn, "HYPOTHESIS_PROFILE": "nightly"},
         ),
     }
     return [
