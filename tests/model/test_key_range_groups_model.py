@@ -61,7 +61,7 @@ class Client:
         self.assigned: Slots | None = None
         self.missed = False
 
-    def request(self, loads: Sequence[int] | None = None) -> ConsumerGroupHeartbeatRequest:
+    def request(self, loads: list[KeyRangeLoad] | None = None) -> ConsumerGroupHeartbeatRequest:
         """A heartbeat, which reports these records of all slots of shared partitions."""
         full = self.epoch == 0 or self.missed
         owned = {} if self.epoch == 0 else self.owned
@@ -78,7 +78,7 @@ class Client:
             owned={t: frozenset(p) for t, p in whole.items()},
             key_hash_version=int(self.shares),
             owned_slices={where: slots for where, slots in owned.items() if slots != ALL},
-            loads={where: report_of(loads) for where in owned} if loads else {},
+            loads={where: list(loads) for where in owned} if loads else {},
         )
 
     def take(self, response: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class KeyRangeGroups(RuleBasedStateMachine):
         skew=st.sampled_from([0, 1, 3]),
     )
     def start(self, a: int, b: int, shared: frozenset[str], members: int, skew: int) -> None:
-        self.loads = [100 * (slot % 64) ** skew for slot in range(SLOTS)]
+        self.loads = report_of([100 * (slot % 64) ** skew for slot in range(SLOTS)])
         self.counts = {"a": a, "b": b} if b else {"a": a}
         self.image = image_of(self.counts, shared, 1)
         self.sim = Simulation(lambda: GroupShard(GroupSettings(), self.image))
@@ -135,8 +135,9 @@ class KeyRangeGroups(RuleBasedStateMachine):
             self.join(n, plain=False)
 
     def beat(self, client: Client) -> dict[str, Any] | None:
-        request = client.request(self.loads)
         self.count += 1
+        # Reports take most of the time, and are alike.
+        request = client.request(self.loads if self.count % 4 == 1 else None)
         token = f"t{self.count}"
         self.sim.submit(token, lambda s, now_ms, t: s.consumer.heartbeat(request, now_ms, t))
         if token in self.sim.failed:

@@ -7,6 +7,7 @@ import uuid
 from typing import Any, Literal
 
 import pytest
+from example_counts import scale_examples
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
@@ -70,7 +71,7 @@ def test_bytes_equal_kios(
     for version in codec.find_known_versions(key):
         cls = codec.load_entity(key, version, kind)
         struct = codec.build_struct(cls)
-        for number in range(3):
+        for number in range(scale_examples(3)):
             rng = random.Random(f"{seed}.{key}.{version}.{kind}.{number}")
             body = one(rng, struct)
             out = bytearray()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine import lacking
@@ -60,7 +61,7 @@ def test_it_is_xxh64(key: bytes, expected: int, monkeypatch: pytest.MonkeyPatch)
     assert key_hash.hash_key_in_python(key) == expected >> 1
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=scale_examples(500), deadline=None)
 @given(st.binary(max_size=200))
 def test_the_compiled_hash_is_the_same(key: bytes) -> None:
     if batch_validation.native is None:

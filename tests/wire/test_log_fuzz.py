@@ -7,6 +7,7 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_material import NOW_MS, batch, find_since, open_log
@@ -57,13 +58,13 @@ def offer(log: Log, data: bytes) -> None:
         find_since(log, timestamp)  # also when records are garbled under a valid CRC
 
 
-@settings(max_examples=200)
+@settings(max_examples=scale_examples(200))
 @given(st.binary(max_size=200), st.sampled_from(CONFIGS))
 def test_random_bytes(data: bytes, config: LogConfig) -> None:
     offer(open_log(MemoryStorage(), config), data)
 
 
-@settings(max_examples=400)
+@settings(max_examples=scale_examples(400))
 @given(
     st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),
     st.lists(st.tuples(st.integers(0, 130), st.integers(0, 255)), max_size=5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.record.batch import CorruptBatch, check_crc, iter_headers, read_header, sign
@@ -40,13 +41,13 @@ def walk(data: bytes) -> None:
         pass
 
 
-@settings(max_examples=400)
+@settings(max_examples=scale_examples(400))
 @given(st.binary(max_size=300))
 def test_random_bytes(data: bytes) -> None:
     walk(data)
 
 
-@settings(max_examples=400)
+@settings(max_examples=scale_examples(400))
 @given(
     st.lists(RECORD, min_size=1, max_size=5),
     CODECS,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
@@ -54,7 +55,7 @@ def example(rng: random.Random, struct: Struct, depth: int = 0) -> dict[str, obj
 
 def places(rng: random.Random, first: int, end: int) -> list[int]:
     """Return all places of a short message, and some of a long one."""
-    return rng.sample(range(first, end), min(PLACES, end - first))
+    return rng.sample(range(first, end), min(scale_examples(PLACES), end - first))
 
 
 def parse(key: int, frame: bytearray) -> None:
@@ -80,7 +81,7 @@ def read(key: int, frame: bytearray) -> None:
 def test_mutated_requests(key: int, seed: int) -> None:
     for version in HANDLERS[key].versions:
         struct = codec.build_struct(codec.load_entity(key, version, REQUEST))
-        for number in range(10):
+        for number in range(scale_examples(10)):
             rng = random.Random(f"{seed}.{key}.{version}.{number}")
             body = codec.write_request(key, version, example(rng, struct))
             frame = bytearray(frames.build_request_head(key, version, 1, "c") + body)
@@ -119,14 +120,14 @@ def test_a_null_where_there_is_none_is_refused(key: int) -> None:
     assert accepted == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scale_examples(300), deadline=None)
 @given(st.sampled_from(SERVED), st.binary(max_size=300))
 def test_noise(served: tuple[int, int], noise: bytes) -> None:
     key, version = served
     parse(key, bytearray(frames.build_request_head(key, version, 1, "c") + noise))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scale_examples(300), deadline=None)
 @given(st.sampled_from(list(range(3, 14))), st.binary(max_size=300))
 def test_noise_as_produce(version: int, noise: bytes) -> None:
     try:
@@ -142,7 +143,7 @@ def test_announced_arrays_cost_no_memory(count: bytes) -> None:
     try:
         for key, version in SERVED:
             head = frames.build_request_head(key, version, 1, "c")
-            for before in range(0, 40, 8):
+            for before in range(0, 40, 16):
                 parse(key, bytearray(head + bytes(before) + count))
                 parse(key, bytearray(head + b"\x01" * before + count))
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
@@ -191,7 +192,7 @@ def test_skimming_ends_where_the_message_does(key: int) -> None:
     rng = random.Random(key)
     for version in HANDLERS[key].versions:
         layout = codec.build_struct(codec.load_entity(key, version, REQUEST))
-        for _ in range(5):
+        for _ in range(scale_examples(5)):
             body = codec.write_request(key, version, example(rng, layout))
             assert length_check.compile_check(layout)(body, 0, 10_000)[0] == len(body)
             if body:

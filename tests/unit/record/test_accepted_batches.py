@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from accepted_batches import CONFIG, NOW_MS, Accepted, batches, build
+from example_counts import scale_examples
 from hypothesis import example, given, settings
 from shoal.cli.records import make_printer
 from shoal.client.consume.consumer import Record
@@ -106,7 +107,7 @@ READERS = (
 
 
 @pytest.mark.parametrize("read", READERS, ids=lambda read: read.__name__)
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @example(GO_CLIENT)
 @given(batches)
 def test_every_reader_reads_it(read: Callable[[Accepted], None], batch: Accepted) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.log.appends import AppendOrigin, LogAppendInfo
@@ -389,7 +390,7 @@ class Twin:
 
 
 @given(BATCHES)
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 def test_every_id_is_in_the_log_once(batches: list[tuple[list[str | None], str, Any, str]]) -> None:
     """Whatever the batches, restarts and transactions: of each id, exactly one record is not
     aborted, and its offset is what the answers name."""
