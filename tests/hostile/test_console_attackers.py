@@ -28,7 +28,7 @@ TURN_S, ATTEMPTS = 0.1, 3
 MEMORY_MB, PEAK_MB = 20, 600
 #: A second and more: an attacker opens hundreds of connections, or makes pages of 64 MB.
 PARTS = [
-    pytest.param(0.1, id="short"),
+    pytest.param(0.05, id="short"),
     pytest.param(1.0, id="whole", marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]),
 ]
 

@@ -573,16 +573,15 @@ def connect_and_leave(target: Target) -> None:
 def create_and_delete_many_partitions(target: Target) -> None:
     """Each partition is a directory and files. In between, all are moved to where they are, some
     again and again."""
-    name = "many-partitions"
-    moves = [{"partition_index": n % MANY, "replicas": [1]} for n in range(target.count(4_990))]
+    name, partitions = "many-partitions", target.count(MANY)
+    indexes = [number % partitions for number in range(target.count(4_990))]
+    moves = [{"partition_index": index, "replicas": [1]} for index in indexes]
     with target.connect(patience_s=LONG_PATIENCE_S) as client:
-        client.create_topic(name, MANY)
+        client.create_topic(name, partitions)
         body = {"topics": [{"name": name, "partitions": moves}], "timeout_ms": 60_000}
         moved = client.call(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, body)
         (topic,) = moved.responses
-        assert [p.partition_index for p in topic.partitions] == [
-            move["partition_index"] for move in moves
-        ]
+        assert [p.partition_index for p in topic.partitions] == indexes
         assert not any(p.error_code for p in topic.partitions)
         delete_topic(client, name)
 

@@ -158,7 +158,7 @@ def make_large_requests(
         # Each entry that holds others counts too, and the arrays beside it are empty.
         count = entries - len(path)
         sample = bytearray()
-        sample_count = 10 if is_long else 1000
+        sample_count = min(10 if is_long else 1000, count)
         write(sample, Filler(path, sample_count, is_long=is_long).struct(layout))
         count = min(count, int(size_max / (len(sample) / sample_count) * 0.9))
         frame = bytearray(frames.build_request_head(api, version, 1, "hostile"))
