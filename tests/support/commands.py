@@ -14,6 +14,7 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from typing import IO, TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from conditions import eventually
 from shoal.cli.main import app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 RUN_TIMEOUT_S = 180
 SHOAL = tuple(forks.PROGRAM)
@@ -50,6 +51,28 @@ def call(
             status = ended.code
     assert status is None or isinstance(status, int), status
     return subprocess.CompletedProcess(words, status or 0, out.getvalue(), err.getvalue())
+
+
+def run_process(
+    words: Sequence[str], *, environment: Mapping[str, str], stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end in a process of its own, which is a fork where that can be."""
+    with contextlib.ExitStack() as stack:
+        given, out, err = (
+            stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(3)
+        )
+        given.write(stdin)
+        given.seek(0)
+        streams = (given.fileno(), out.fileno(), err.fileno())
+        process = forks.start(words, environment=environment, streams=streams)
+        try:
+            status = process.wait(RUN_TIMEOUT_S)
+        finally:
+            process.kill()
+            process.wait()
+        for stream in (out, err):
+            stream.seek(0)
+        return subprocess.CompletedProcess(list(words), status, out.read(), err.read())
 
 
 def is_callable(*words: str) -> bool:
@@ -104,15 +127,7 @@ class Shoal:
         self, *words: str, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Run in a process of its own, as a shell would."""
-        done = subprocess.run(
-            [*SHOAL, *words],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            timeout=RUN_TIMEOUT_S,
-            check=False,
-        )
+        done = run_process([*SHOAL, *words], environment=self.environment, stdin=stdin)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 

@@ -1,4 +1,5 @@
-"""Processes of `python -m shoal.cli`, started as forks of one that has imported it (`fork_server`).
+"""Processes of `python -m shoal.cli` and its plugin for kubectl, started as forks of one that has
+imported it (`fork_server`).
 
 A fork costs a fifth of the CPU of a new interpreter. `start` takes an interpreter where a fork
 could differ: under coverage.py, in a network of its own, with other variables that Python or a
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MODULE = "shoal.cli"
-#: How a command begins that can be a fork.
 PROGRAM = [sys.executable, "-m", MODULE]
+#: What can be a fork, if `python -m` runs it.
+_MODULES = (MODULE, "shoal.cli.kubectl_plugin")
 #: Variables with these beginnings are read before the program runs.
 _READ_EARLY = ("PYTHON", "PURE_PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 _FIRST_USERS = re.compile("add.scram", re.IGNORECASE)
@@ -47,22 +49,26 @@ def start(
     *,
     environment: Mapping[str, str],
     streams: tuple[int, int, int] | None = None,
+    folder: Path | None = None,
     can_be_interrupted: bool = False,
     has_terminal: bool = False,
 ) -> Fork | subprocess.Popen[str]:
-    """Start a command with these standard streams, by default this process' input and pipes.
+    """Start a command with these standard streams, by default this process' input and pipes, in
+    this process' folder or another one.
 
     `can_be_interrupted` lets Ctrl-C end it even if a shell runs the tests in the background.
     `has_terminal` makes its standard input its controlling terminal.
     """
     if not _can_be_fork(words, environment) or not _get_server().suits(environment):
-        return _start_interpreter(words, environment, streams, can_be_interrupted, has_terminal)
+        return _start_interpreter(
+            words, environment, streams, folder, can_be_interrupted, has_terminal
+        )
     request = {
-        "module": MODULE,
+        "module": words[2],
         "words": words,
-        "arguments": words[len(PROGRAM) :],
+        "arguments": words[3:],
         "environment": environment,
-        "folder": str(Path.cwd()),
+        "folder": str(folder or Path.cwd()),
         "can_be_interrupted": can_be_interrupted,
         "has_terminal": has_terminal,
     }
@@ -72,7 +78,8 @@ def start(
 def _can_be_fork(words: Sequence[str], environment: Mapping[str, str]) -> bool:
     return (
         os.environ.get(SWITCH) != "0"
-        and list(words[: len(PROGRAM)]) == PROGRAM
+        and list(words[:2]) == PROGRAM[:2]
+        and words[2] in _MODULES
         and not any(_FIRST_USERS.search(text) for text in (*words, *environment))
         and not coverage_contexts.is_measuring()
     )
@@ -88,6 +95,7 @@ def _start_interpreter(
     words: Sequence[str],
     environment: Mapping[str, str],
     streams: tuple[int, int, int] | None,
+    folder: Path | None,
     can_be_interrupted: bool,
     has_terminal: bool,
 ) -> subprocess.Popen[str]:
@@ -104,6 +112,7 @@ def _start_interpreter(
         stderr=stderr,
         text=True,
         env=environment,
+        cwd=folder,
         start_new_session=has_terminal,
         preexec_fn=prepare if can_be_interrupted else None,
     )
@@ -149,6 +158,9 @@ class Fork:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import Shoal
 from servers import ShoalProcess
 from shoal.log.storage import DiskStorage
 from shoal.metadata.scram_arguments import parse
@@ -33,8 +32,7 @@ def users(bootstrap: str) -> list[tuple[str, list[tuple[int, int]]]]:
 
 def dump(path: Path, *flags: str) -> str:
     """Return what `shoal dump` prints."""
-    command = [sys.executable, "-m", "shoal.cli", "dump", *flags, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = Shoal("").run("dump", *flags, str(path))
     return done.stdout
 
 

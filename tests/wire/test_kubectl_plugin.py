@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from certificates import Authority, Stores
+from commands import run_process
 from ports import free_ports
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 HOST = "main-broker-0.main-brokers.shop.svc"
 #: It has the objects in files, and notes its arguments. Its forwards lead to the test's broker.
 KUBECTL = """#!{python}
-import asyncio, pathlib, sys
+import pathlib, sys
 folder, words = pathlib.Path({folder!r}), sys.argv[1:]
 with (folder / "calls").open("a") as calls:
     calls.write(" ".join(words) + "\\n")
@@ -36,6 +37,7 @@ if "get" in words:
         sys.exit(f"Error from server (NotFound): {{kind}} {{name!r}} not found")
     print(found.read_text())
     sys.exit(0)
+import asyncio
 async def copy(reader, writer):
     while data := await reader.read(65536):
         writer.write(data)
@@ -67,14 +69,7 @@ class Shop(NamedTuple):
         program = [sys.executable, "-m", "shoal.cli.kubectl_plugin"]
         path = f"{self.folder}:{os.environ['PATH']}"
         variables = {**os.environ, "PATH": path, "SHOAL_PROFILE": "of another cluster"}
-        return subprocess.run(
-            [*program, *words],
-            env=variables,
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return run_process([*program, *words], environment=variables, stdin=text)
 
     def calls(self) -> list[str]:
         return (self.folder / "calls").read_text().splitlines()

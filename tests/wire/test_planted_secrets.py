@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from certificates import Authority, Stores
+from commands import Shoal
 from ports import free_ports
 from sasl_dialogue import Dialogue
 from scram_users import add_scram_user
@@ -180,8 +179,7 @@ def described(admin: WireClient) -> str:
 
 def dump(path: Path, *flags: str) -> str:
     """Return what `shoal dump` prints."""
-    command = [sys.executable, "-m", "shoal.cli", "dump", *flags, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = Shoal("").run("dump", *flags, str(path))
     return done.stdout + done.stderr
 
 

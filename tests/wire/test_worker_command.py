@@ -1,6 +1,6 @@
 """`shoal worker` and `shoal share-consume --exec`: processes, their status, and exit codes.
 
-Commands are processes, because the subject is how they start and end; each takes a second to start.
+Commands are processes, because the subject is how they start and end.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import urllib.request
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+import forks
 import pytest
 from commands import SHOAL, Shoal
 from conditions import eventually
@@ -58,11 +58,12 @@ class Command:
         (self._port,) = free_ports(1)
         listen = f"127.0.0.1:{self._port}"
         self._log = (folder / "log").open("w+b")
-        self.process = subprocess.Popen(
+        self.process = forks.start(
             [*SHOAL, "worker", "app:worker", "--listen", listen, *words],
-            cwd=folder,
-            env=os.environ | {"SHOAL_BOOTSTRAP_SERVERS": queue.bootstrap},
-            stderr=self._log,
+            environment=os.environ | {"SHOAL_BOOTSTRAP_SERVERS": queue.bootstrap},
+            streams=(0, 1, self._log.fileno()),
+            folder=folder,
+            can_be_interrupted=True,
         )
 
     def write_application(self, version: str) -> None:
@@ -200,8 +201,7 @@ def test_a_worker_starts_again_when_its_application_changes(queue: Queue, start:
 def test_an_application_that_cannot_be_loaded_is_named(
     application: str, message: str, shared_broker: ShoalProcess
 ) -> None:
-    refused = Shoal(shared_broker.bootstrap).refusal("worker", application, status=2)
-    assert message in refused
+    assert message in Shoal(shared_broker.bootstrap).mistake("worker", application)
 
 
 # Commands for records.
@@ -219,11 +219,6 @@ esac
 """
 
 
-def read_stderr(stream: IO[bytes] | None) -> str:
-    assert stream is not None
-    return stream.read().decode()
-
-
 def test_exit_codes_of_a_command_are_outcomes(queue: Queue, tmp_path: Path) -> None:
     letters = f"dlq.{queue.topic}"
     shoal = Shoal(queue.bootstrap)
@@ -234,18 +229,19 @@ def test_exit_codes_of_a_command_are_outcomes(queue: Queue, tmp_path: Path) -> N
     script = tmp_path / "script"
     script.write_text(SCRIPT.format(out=out))
     words = ["share-consume", queue.topic, "-g", queue.group, "--backoff", "10ms"]
-    process = subprocess.Popen(
-        [*SHOAL, *words, "--exec", f"sh {script}"],
-        env=os.environ | {"SHOAL_BOOTSTRAP_SERVERS": queue.bootstrap},
-        stderr=subprocess.PIPE,
-    )
+    with (tmp_path / "log").open("w") as log_file:
+        process = forks.start(
+            [*SHOAL, *words, "--exec", f"sh {script}"],
+            environment=shoal.environment,
+            streams=(0, 1, log_file.fileno()),
+        )
     try:
         eventually(lambda: out.exists() and len(out.read_text().splitlines()) == 4)
         queue.drained()
     finally:
         process.terminate()
-        log = read_stderr(process.stderr)
         assert process.wait() == 0
+    log = (tmp_path / "log").read_text()
     topic = queue.topic
     assert sorted(out.read_text().splitlines()) == [
         f"bad {topic} 0 1 1 k h",
@@ -267,9 +263,10 @@ def test_a_command_that_takes_too_long_is_killed_with_its_children(
     pids = tmp_path / "pids"
     command = f"sleep 1000 & echo $! >> {pids}; test $SHOAL_DELIVERY_COUNT = 2 && kill $! || wait"
     words = ["share-consume", queue.topic, "-g", queue.group, "--backoff", "10ms"]
-    process = subprocess.Popen(
+    process = forks.start(
         [*SHOAL, *words, "--exec-timeout", "500ms", "--exec", command],
-        env=os.environ | {"SHOAL_BOOTSTRAP_SERVERS": queue.bootstrap},
+        environment=Shoal(queue.bootstrap).environment,
+        streams=(0, 1, 2),
     )
     try:
         eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2)
