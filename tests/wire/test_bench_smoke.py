@@ -25,6 +25,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 GOALS_OF_TIERED = 23
 
 
+@pytest.mark.nightly
 def test_a_run_has_figures_and_a_load_that_fails_has_a_failed_row(tmp_path: Path) -> None:
     """The second load has no jars for its Java client. The others still count."""
     works, fails = "produce 1 KB acks=all, lz4", "share 100 B explicit, Java"

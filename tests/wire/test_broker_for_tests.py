@@ -45,40 +45,36 @@ def put(broker: Broker, value: str) -> int:
         return queue.put(value).offset
 
 
-def test_a_broker_serves_and_leaves_nothing(in_thread: bool) -> None:
-    with Broker(in_thread=in_thread) as broker:
+def test_a_broker_serves_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, in_thread: bool
+) -> None:
+    """Its configs are those of Kafka. Variables of the application are none."""
+    monkeypatch.setenv("SHOAL_GROUP_ID", "thumbnails")
+    monkeypatch.setenv("SHOAL_NUM_PARTITIONS", "0")
+    with Broker({"num.partitions": 3}, in_thread=in_thread) as broker:
         assert put(broker, "a") == 0
+        with SyncClient(broker.bootstrap) as client:
+            assert len(client.run(client.cluster.get_topic("jobs")).partitions) == 3
         assert broker.data_dir.is_dir()
         assert broker.is_running
     assert not broker.is_running
     assert not broker.data_dir.exists()
 
 
-def test_configs_are_those_of_kafka(in_thread: bool) -> None:
-    with (
-        Broker({"num.partitions": 3}, in_thread=in_thread) as one,
-        SyncClient(one.bootstrap) as client,
-    ):
-        put(one, "a")
-        assert len(client.run(client.cluster.get_topic("jobs")).partitions) == 3
-
-
 def test_a_broker_keeps_its_data_and_its_port_over_a_restart(in_thread: bool) -> None:
+    """A process also if it was killed."""
     with Broker(in_thread=in_thread) as broker:
         put(broker, "a")
         address = broker.bootstrap
+        if not in_thread:
+            broker.kill()
+            assert not broker.is_running
         broker.restart()
         assert broker.bootstrap == address
         assert put(broker, "b") == 1
-
-
-def test_a_broker_that_was_killed_starts_again() -> None:
-    with Broker() as broker:
-        put(broker, "a")
-        broker.kill()
-        assert not broker.is_running
-        broker.restart()
-        assert put(broker, "b") == 1
+        if not in_thread:
+            broker.restart()
+            assert put(broker, "c") == 2
 
 
 def test_a_directory_that_you_name_stays(tmp_path: Path, in_thread: bool) -> None:
@@ -93,15 +89,6 @@ def test_a_broker_that_does_not_start_says_why(in_thread: bool) -> None:
     with pytest.raises(BrokerFailed, match=r"num\.partitions"):
         broker.start()
     assert not broker.data_dir.exists()
-
-
-def test_variables_of_the_application_are_no_configs(
-    monkeypatch: pytest.MonkeyPatch, in_thread: bool
-) -> None:
-    monkeypatch.setenv("SHOAL_GROUP_ID", "thumbnails")
-    monkeypatch.setenv("SHOAL_NUM_PARTITIONS", "0")
-    with Broker(in_thread=in_thread) as broker:
-        put(broker, "a")
 
 
 @pytest.fixture

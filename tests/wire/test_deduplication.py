@@ -85,8 +85,7 @@ def read(topic: Topic) -> list[tuple[int, bytes | None]]:
     return found
 
 
-@pytest.mark.parametrize("idempotent", [False, True])
-@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize(("idempotent", "codec"), [(False, "none"), (True, "zstd")])
 def test_librdkafka_gets_the_offset_of_the_first(
     topic: Topic, idempotent: bool, codec: str
 ) -> None:

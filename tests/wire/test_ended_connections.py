@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 AUTHORITY = Authority()
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+#: The simplest, and the one with the buffers of the others.
+BY_DAY = ("PLAINTEXT", "SASL_SSL")
 #: The first listener is for the broker itself.
 LISTENERS = {protocol: f"CLIENTS_{protocol}" for protocol in PROTOCOLS}
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -148,7 +150,10 @@ STATES = (
 )
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "protocol",
+    [p if p in BY_DAY else pytest.param(p, marks=pytest.mark.nightly) for p in PROTOCOLS],
+)
 @pytest.mark.parametrize("end", STATES, ids=lambda state: state.__name__)
 def test_a_connection_leaves_nothing(
     target: Target, protocol: str, end: Callable[[Target, str], None]

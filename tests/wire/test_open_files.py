@@ -53,7 +53,7 @@ def restart_with_many(
 
 
 def test_a_broker_that_runs_can_start_again(start_broker: Callable[..., ShoalProcess]) -> None:
-    restart_with_many(start_broker, 300, 300)
+    restart_with_many(start_broker, 100, 100)
 
 
 @pytest.mark.nightly

@@ -37,9 +37,19 @@ def test_two(shoal_broker, shoal_topic):
         assert next(consumer).offset == 0
 
 
-def test_three(shoal_broker, record_property):
-    with open(f"broker-{os.getpid()}", "w") as file:
-        file.write(shoal_broker.bootstrap)
+def test_three(shoal_broker):
+    note(shoal_broker)
+
+
+def test_partitions(shoal_broker, shoal_client, shoal_topic):
+    note(shoal_broker)
+    topic = shoal_client.run(shoal_client.cluster.get_topic(shoal_topic))
+    assert len(topic.partitions) == (3 if os.path.exists("conftest.py") else 1)
+
+
+def note(broker):
+    with open(f"broker-{os.getpid()}", "a") as file:
+        print(broker.bootstrap, file=file)
 """
 
 
@@ -63,29 +73,24 @@ def run_pytest(project: Path, *flags: str) -> str:
     return done.stdout
 
 
-def test_tests_share_a_broker_and_have_topics_of_their_own(project: Path) -> None:
-    assert "3 passed" in run_pytest(project)
-    assert leaks.started() == []
-
-
-def test_each_worker_of_xdist_has_its_own_broker(project: Path) -> None:
-    (project / "test_b.py").write_text(_TESTS)
-    assert "6 passed" in run_pytest(project, "-n2", "--dist=loadfile")
-    assert len({path.read_text() for path in project.glob("broker-*")}) == 2
-    assert leaks.started() == []
-
-
-def test_a_project_sets_the_configs_of_its_broker(project: Path) -> None:
+def test_tests_of_a_process_share_a_broker_with_configs(project: Path) -> None:
+    """Each worker of pytest-xdist has a broker of its own. Tests have topics of their own."""
     (project / "conftest.py").write_text(
         'import pytest\n\n@pytest.fixture(scope="session")\n'
         'def shoal_broker_configs():\n    return {"num.partitions": 3}\n'
     )
-    (project / "test_app.py").write_text(
-        "def test_partitions(shoal_client, shoal_topic):\n"
-        "    topic = shoal_client.run(shoal_client.cluster.get_topic(shoal_topic))\n"
-        "    assert len(topic.partitions) == 3\n"
-    )
-    assert "1 passed" in run_pytest(project)
+    (project / "test_b.py").write_text(_TESTS)
+    assert "8 passed" in run_pytest(project, "-n2", "--dist=loadfile")
+    brokers = [path.read_text().splitlines() for path in project.glob("broker-*")]
+    assert [len(set(used)) for used in brokers] == [1, 1]
+    assert brokers[0] != brokers[1]
+    assert leaks.started() == []
+
+
+@pytest.mark.nightly
+def test_without_workers_all_tests_share_a_broker(project: Path) -> None:
+    assert "4 passed" in run_pytest(project, "-p", "no:xdist")
+    assert leaks.started() == []
 
 
 def test_a_run_without_the_fixtures_loads_nothing_else(project: Path) -> None:

@@ -9,11 +9,18 @@ from shoal.protocol.api import ApiKey
 from wireclient import WireClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from servers import ShoalProcess
 
 TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")
 #: The session timeout is 45 s.
 BEFORE_THE_SESSION_ENDS_S = 30
+#: A group assigns at once, and soon does without a member whose connection has ended.
+SOON = {
+    "group.streams.initial.rebalance.delay.ms": "0",
+    "shoal.group.streams.connection.lost.grace.ms": "300",
+}
 
 
 def topology(topic: str) -> dict[str, Any]:
@@ -72,7 +79,10 @@ class Member:
         return self.partitions
 
 
-def test_a_dead_member_is_replaced_before_its_session_ends(broker: ShoalProcess) -> None:
+def test_a_dead_member_is_replaced_before_its_session_ends(
+    start_broker: Callable[..., ShoalProcess],
+) -> None:
+    broker = start_broker(configs=SOON)
     first, second = Member(broker.bootstrap, "first"), Member(broker.bootstrap, "second")
     with second.wire:
         with first.wire:
