@@ -376,9 +376,12 @@ async def scenario(world: World) -> None:
     await world.run_pass()
 
 
-def crash_everywhere(*, lost: bool) -> int:
+def crash_everywhere(*, lost: bool, first: int = 1, each: int = 1) -> int:
     """Run the scenario with a crash at each step in turn, and check the world after each. With
-    `lost`, the crash takes all metadata with it. Return the number of steps."""
+    `lost`, the crash takes all metadata with it. Return the number of steps.
+
+    `first` and `each` leave steps out: the crashes are at the first one, and from there on at each
+    so many."""
 
     async def run(crash_at: int) -> bool:
         world = World(1)
@@ -400,7 +403,7 @@ def crash_everywhere(*, lost: bool) -> int:
         await world.check_the_end()
         return crashed
 
-    crash_at = 1
+    crash_at = first
     while asyncio.run(run(crash_at)):
-        crash_at += 1
+        crash_at += each
     return crash_at

@@ -109,14 +109,14 @@ class Renewal:
 
 def test_all_trust_each_other_at_every_moment(seed: int) -> None:
     renewals = 0
-    for number in range(300):
+    for number in range(80):
         walk = Renewal(seed + number)
         actions = [walk.request, walk.time_passes, walk.fetch, *[walk.load, walk.reconcile] * 4]
         for _ in range(100):
             walk.random.choice(actions)()
             walk.check()
         renewals += walk.renewals
-    assert renewals > 50
+    assert renewals > 15
 
 
 def step(have: CertificateAuthority, **given: Any) -> ca_renewal.RenewalStep:

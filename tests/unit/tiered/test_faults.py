@@ -12,6 +12,7 @@ import object_stores
 import pytest
 from seeding import SEED
 from shoal.log.remote import RemoteUnavailable
+from sim.seeds import draw_by_day
 from tiered_world import KEY, Crash, World, crash_everywhere, scenario
 
 
@@ -28,12 +29,14 @@ def test_a_run_without_faults() -> None:
     assert asyncio.run(run()) > 20
 
 
+@pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("lost", [False, True], ids=["metadata-kept", "metadata-lost"])
-def test_a_crash_at_every_step(lost) -> None:
-    assert crash_everywhere(lost=lost) > 20
+def test_a_crash_at_every_step(lost, each) -> None:
+    """By day at each fourth one, others in each run."""
+    assert crash_everywhere(lost=lost, first=1 + SEED % each, each=each) > 20
 
 
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize("number", draw_by_day(range(60), 20))
 def test_faults_and_crashes(number) -> None:
     async def run() -> None:
         world = World(SEED + number, fault_rate=0.25)

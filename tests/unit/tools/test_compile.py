@@ -62,7 +62,9 @@ def test_a_compiler_that_fails_leaves_nothing_behind(folder: Path) -> None:
     assert names == ["layout.py", "native", "native"]
 
 
+@pytest.mark.nightly
 def test_with_a_compiler_there_is_a_module(folder: Path) -> None:
+    """By day, the tests of the compiled loops have the modules that `make venv` has compiled."""
     if not shutil.which("cc"):
         lacking("there is no C compiler")
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():

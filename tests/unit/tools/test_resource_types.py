@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import resource_types
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def test_a_field_may_be_absent_unless_it_is_required_or_has_a_default() -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_mypy_knows_the_keys_of_get(tmp_path: Path) -> None:
     """It takes over a second, because mypy runs, as in `make types`."""
     file = tmp_path / "reader.py"

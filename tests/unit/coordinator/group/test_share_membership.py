@@ -277,7 +277,7 @@ def test_a_reset_needs_an_empty_group():
     assert share.sim.delivered["s"]["state_epoch"] == share.group.epoch
 
 
-LARGE = 10_000
+LARGE = 4_000
 
 
 def large_group(size: int, partitions: int = 64) -> Share:
