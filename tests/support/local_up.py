@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
 from typing import TYPE_CHECKING, Any
 
+import commands
+import forks
 import yaml
-from commands import SHOAL
 from conditions import eventually
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping
     from pathlib import Path
 
@@ -62,17 +64,20 @@ class LocalUp:
     def __init__(self, folder: Path, *words: str) -> None:
         self.folder, self._words = folder, words
         self.state = folder / ".shoal"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: forks.Fork | subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Start it in the background."""
-        with (self.folder / "up.out").open("ab") as output:
-            self._process = subprocess.Popen(
-                [*SHOAL, "up", *self._words],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+        with (
+            open(os.devnull) as nothing,
+            (self.folder / "up.out").open("ab") as output,
+            contextlib.chdir(self.folder),
+        ):
+            self._process = forks.start(
+                [*commands.SHOAL, "up", *self._words],
+                environment=dict(os.environ),
+                streams=(nothing.fileno(), output.fileno(), output.fileno()),
+                can_be_interrupted=True,
             )
 
     @property
@@ -81,7 +86,7 @@ class LocalUp:
         return (self.folder / "up.out").read_text()
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> forks.Fork | subprocess.Popen[str]:
         assert self._process is not None, "it was not started"
         return self._process
 
@@ -99,17 +104,11 @@ class LocalUp:
     def run(
         self, *words: str, stdin: str = "", environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a `shoal` command in the folder."""
-        return subprocess.run(
-            [*SHOAL, *words],
-            cwd=self.folder,
-            input=stdin,
-            env={**os.environ, **(environment or {})},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        """Call a `shoal` command in the folder; an `up` among them must not stay."""
+        with contextlib.chdir(self.folder):
+            return commands.call(
+                *words, stdin=stdin, environment={**os.environ, **(environment or {})}
+            )
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """Return a resource, empty if it does not exist. A command would take a second, so this

@@ -199,6 +199,25 @@ def test_a_manifest_that_kubectl_refuses_changes_nothing(queue: LocalUp) -> None
     assert queue.run("get", "queuetopic", "more").returncode == 1
 
 
+def test_a_consumer_that_crashes_is_reported_as_in_a_cluster(queue: LocalUp) -> None:
+    """Three starts take ten seconds, the kubelet's back-off; the test ends in the first one."""
+    crashing = make_queue(["sh", "-c", "echo no such printer; exit 3"], minReplicas=1)[3]
+    container = crashing["spec"]["deployment"]["template"]["spec"]["containers"][0]
+    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    missing = make_queue(["no-such-program"], minReplicas=1)[3]
+    for manifest, name in ((crashing, "crashing"), (missing, "missing")):
+        manifest["metadata"]["name"] = name
+    write_manifests(queue.folder / "crashes", [crashing, missing])
+    assert queue.run("apply", "-f", "crashes").returncode == 0
+    # Before the back-off, a container that has ended has the reason Error for a moment.
+    wait_until = partial(queue.wait_until, "shareconsumer", ready="False", reason="ConsumerFails")
+    status = wait_until("crashing", message="CrashLoopBackOff (exit code 3)")
+    assert "no such printer" in status["Ready"]["message"]
+    wait_until("missing", message='exec: "no-such-program": executable file not found in $PATH')
+    assert queue.get_status("queuetopic", "jobs")["Ready"]["status"] == "True"
+    assert queue.run("delete", "-f", "crashes").returncode == 0
+
+
 def test_a_broker_whose_port_is_taken_is_reported_and_comes_back(queue: LocalUp) -> None:
     """The second restart waits for ten seconds, as the kubelet's does."""
     assert queue.run("produce", "jobs", stdin="before\n").returncode == 0
@@ -229,8 +248,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_is_reported_and_ends_when_there_is_space(small_disk: Path) -> None:
-    """Status and events are those in memory, since no file can be written. It starts a broker."""
+    """Status and events are those in memory, since no file can be written. The operator asks the
+    broker for its disk every half minute, so it runs at night (by day: `test_local_disk` and
+    `test_diagnostics`)."""
     write_manifests(small_disk, make_queue(["true"])[:2])
     up = LocalUp(small_disk)
     try:
@@ -260,28 +282,6 @@ def test_no_library_of_kubernetes_is_loaded() -> None:
     assert not unused & set(modules.split())
 
 
-def test_a_consumer_that_crashes_is_reported_as_in_a_cluster(tmp_path: Path) -> None:
-    """Three starts take ten seconds, the kubelet's back-off; the test ends in the first one."""
-    crash = ["sh", "-c", "echo no such printer; exit 3"]
-    manifests = make_queue(crash, minReplicas=1)
-    container = manifests[3]["spec"]["deployment"]["template"]["spec"]["containers"][0]
-    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
-    missing = make_queue(["no-such-program"], minReplicas=1)[3]
-    missing["metadata"]["name"] = "others"
-    write_manifests(tmp_path, [*manifests, missing])
-    up = LocalUp(tmp_path)
-    up.start()
-    try:
-        # Before the back-off, a container that has ended has the reason Error for a moment.
-        wait_until = partial(up.wait_until, "shareconsumer", ready="False", reason="ConsumerFails")
-        status = wait_until("printers", message="CrashLoopBackOff (exit code 3)")
-        assert "no such printer" in status["Ready"]["message"]
-        wait_until("others", message='exec: "no-such-program": executable file not found in $PATH')
-        up.wait_until("queuetopic", "jobs")
-    finally:
-        up.close()
-
-
 def test_an_interrupt_ends_consumers_while_the_brokers_serve(tmp_path: Path) -> None:
     """Until the consumer has ended, the broker takes its record back and delivers it again. It
     starts a broker."""
@@ -299,61 +299,66 @@ def test_an_interrupt_ends_consumers_while_the_brokers_serve(tmp_path: Path) -> 
         up.close()
 
 
-def test_the_next_up_ends_the_processes_of_a_killed_one(tmp_path: Path) -> None:
-    """Two folders at once: nothing of the other one is ended."""
-    ups = []
-    for name in ("one", "two"):
-        folder = tmp_path / name
-        write_manifests(folder, make_queue(["sleep", "1000"], minReplicas=1))
-        ups.append(LocalUp(folder))
-        ups[-1].start()
-    one, two = ups
+def test_the_next_up_ends_the_processes_of_a_killed_one(queue: LocalUp, tmp_path: Path) -> None:
+    """Nothing of another folder is ended."""
+    write_manifests(tmp_path, make_queue(["sleep", "1000"], minReplicas=1))
+    up, others = LocalUp(tmp_path), queue.list_processes()
+    assert others
+    up.start()
     try:
-        for up in ups:
-            eventually(lambda up=up: len(up.list_processes()) == 2)
-            up.wait_until("shareconsumer", "printers")
-        assert one.run("produce", "jobs", stdin="kept\n").returncode == 0
-        orphans, others = one.list_processes(), two.list_processes()
-        one.end(signal.SIGKILL)
+        eventually(lambda: len(up.list_processes()) == 2)
+        up.wait_until("shareconsumer", "printers")
+        assert up.run("produce", "jobs", stdin="kept\n").returncode == 0
+        orphans = up.list_processes()
+        up.end(signal.SIGKILL)
         assert all(map(is_alive, orphans.values()))
-        one.start()
+        up.start()
         eventually(lambda: not any(map(is_alive, orphans.values())))
-        assert all(map(is_alive, others.values()))
         # The status is still that of the killed one.
-        eventually(lambda: len(one.list_processes()) == 2)
+        eventually(lambda: len(up.list_processes()) == 2)
         consumed = ("consume", "jobs", "--from-beginning", "-n", "1")
-        eventually(lambda: one.run(*consumed).stdout == "kept\n")
-        last = one.list_processes()
-        assert one.end() == 0
+        eventually(lambda: up.run(*consumed).stdout == "kept\n")
+        last = up.list_processes()
+        assert up.end() == 0
         assert not any(map(is_alive, last.values()))
         assert all(map(is_alive, others.values()))
-        assert not (one.state / "client.properties").exists()
+        assert not (up.state / "client.properties").exists()
     finally:
-        for up in ups:
-            up.close()
+        up.close()
 
 
 def test_a_detached_up_follows_the_files_and_goes_down(tmp_path: Path) -> None:
+    """Two brokers. The manifests ask for certificates, and `--plaintext` for none."""
     folder = tmp_path / "queue"
-    cluster, topic, *_ = make_queue(["sleep", "1000"])
+    cluster, topic, group, consumer = make_queue(["sh", "-c", REJECT], minReplicas=1)
+    del cluster["spec"]["listeners"]
     cluster["spec"]["brokersPerPod"] = 2
-    write_manifests(folder, [cluster], "1.yaml")
-    write_manifests(folder, [topic], "2.yaml")
+    consumer["spec"]["user"] = "worker"
+    user = make_manifest("QueueUser", "worker", cluster="main", authentication={"type": "tls"})
+    more = make_manifest("QueueTopic", "more", cluster="main", partitions=2)
+    write_manifests(folder, [cluster, topic, group, consumer, user], "1.yaml")
+    write_manifests(folder, [more], "2.yaml")
     up = LocalUp(folder)
     try:
-        done = up.run("up", "--detach", "--watch")
+        done = up.run("up", "--detach", "--watch", "--plaintext")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.endswith("Everything is ready. End it with `shoal down`.\n")
-        assert up.get_status("queuetopic", "jobs")["Ready"]["status"] == "True"
+        skipped = "queueuser.shoal.dev/worker skipped\n  not with --plaintext: nobody logs in\n"
+        assert skipped in done.stdout
+        assert "security.protocol" not in (up.state / "client.properties").read_text()
         assert up.get_status("queuecluster", "main")["brokersReady"] == "2/2"
-        topic["spec"]["partitions"] = 4
-        write_manifests(folder, [topic], "2.yaml")
-        eventually(lambda: up.get_status("queuetopic", "jobs").get("partitions") == 4)
+        assert up.run("apply", "-f", "1.yaml").returncode == 0
+        assert up.get_status("queuecluster", "main")["Ready"]["status"] == "True"
+        assert up.run("produce", "jobs", stdin="one\n").returncode == 0
+        assert up.get_status("queuetopic", "more")["Ready"]["status"] == "True"
+        more["spec"]["partitions"] = 4
+        write_manifests(folder, [more], "2.yaml")
+        eventually(lambda: up.get_status("queuetopic", "more").get("partitions") == 4)
         (folder / "2.yaml").write_text("nonsense: [")
-        described = ("describe", "queuetopic", "jobs")
+        described = ("describe", "queuetopic", "more")
         eventually(lambda: "ManifestUnreadable" in up.run(*described).stdout)
         (folder / "2.yaml").unlink()
-        eventually(lambda: not up.get("queuetopic", "jobs"))
+        eventually(lambda: not up.get("queuetopic", "more"))
         again = up.run("up")
         assert again.returncode == 1
         assert "another `shoal up` runs" in again.stderr
@@ -366,7 +371,7 @@ def test_a_detached_up_follows_the_files_and_goes_down(tmp_path: Path) -> None:
 
 
 def test_tables_are_redrawn_at_a_terminal(tmp_path: Path) -> None:
-    """It starts no broker, because the group's cluster does not exist, but one command."""
+    """It starts no broker, because the group's cluster does not exist."""
     write_manifests(tmp_path, make_queue(["true"])[2:3])
     words = [*SHOAL, "up", "--filename", str(tmp_path)]
     terminal = Terminal(words, {**os.environ, "TERM": "xterm"}, columns=120)
@@ -383,7 +388,7 @@ def test_tables_are_redrawn_at_a_terminal(tmp_path: Path) -> None:
 
 
 def test_a_refused_manifest_fails_a_detached_up_and_a_test(tmp_path: Path) -> None:
-    """The rest runs on, as after `kubectl apply`. It starts no broker, but three commands."""
+    """The rest runs on, as after `kubectl apply`. It starts no broker."""
     none = make_manifest("QueueTopic", "none", cluster="main", partitions=0)
     settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
     write_manifests(tmp_path, [none, settings])
@@ -397,27 +402,6 @@ def test_a_refused_manifest_fails_a_detached_up_and_a_test(tmp_path: Path) -> No
         f"`shoal up` failed: {refusal}shoal: all else is ready, and runs on. End it with `shoal "
         "down`."
     )
-
-
-def test_a_folder_without_tls_and_logins(tmp_path: Path) -> None:
-    """The manifests ask for certificates, and `--plaintext` for none."""
-    manifests = make_queue(["sh", "-c", REJECT], minReplicas=1)
-    del manifests[0]["spec"]["listeners"]
-    manifests[3]["spec"]["user"] = "worker"
-    user = make_manifest("QueueUser", "worker", cluster="main", authentication={"type": "tls"})
-    write_manifests(tmp_path, [*manifests, user])
-    up = LocalUp(tmp_path)
-    try:
-        done = up.run("up", "--detach", "--plaintext")
-        assert (done.returncode, done.stderr) == (0, "")
-        skipped = "queueuser.shoal.dev/worker skipped\n  not with --plaintext: nobody logs in\n"
-        assert skipped in done.stdout
-        assert "security.protocol" not in (up.state / "client.properties").read_text()
-        assert up.run("apply", "-f", "all.yaml").returncode == 0
-        assert up.get_status("queuecluster", "main")["Ready"]["status"] == "True"
-        assert up.run("produce", "jobs", stdin="one\n").returncode == 0
-    finally:
-        up.close()
 
 
 @pytest.mark.parametrize(
