@@ -119,6 +119,14 @@ def _run(command: list[str], stdin: str) -> tool_runner.Ended:
     return tool_runner.Ended(done.returncode, done.stdout, done.stderr)
 
 
+def dump_log(*words: str) -> str:
+    """Return what `kafka-dump-log` prints; fail if it fails."""
+    main = _class_of("kafka-dump-log")
+    ended = tool_runner.shared().run(main, *words, timeout_s=RUN_TIMEOUT_S)
+    assert ended.status == 0, (words, ended.status, ended.out, ended.errors)
+    return ended.out + ended.errors
+
+
 def table(text: str) -> list[dict[str, str]]:
     """Parse blank-separated columns below a header in capitals; an empty line ends a table."""
     found: list[dict[str, str]] = []

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from commands import Shoal
 from conditions import eventually
-from kafka_tools import command
+from kafka_tools import dump_log
 from kafkas import KafkaProcess
 from servers import ShoalProcess
 from shoal.coordinator.group.records import RecordType
@@ -63,15 +62,8 @@ class Printed(NamedTuple):
 def printed(log: Path) -> list[Printed]:
     """Return all records that the tool decodes, which must be all that it prints."""
     files = sorted(str(file) for file in log.glob("*.log"))
-    done = subprocess.run(
-        command("kafka-dump-log", "--offsets-decoder", "--files", ",".join(files)),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("| offset: ")]
+    said = dump_log("--offsets-decoder", "--files", ",".join(files))
+    lines = [line for line in said.splitlines() if line.startswith("| offset: ")]
     found = []
     for line in lines:
         match = PRINTED.match(line)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from kafka_tools import command
+from kafka_tools import dump_log
 from log_material import NOW_MS, batch, compact, keyed
 from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
@@ -30,23 +29,10 @@ def dump(directory: Path, *flags: str) -> str:
     """Return the tool's output for all files in a log's directory."""
     kinds = (".log", "index", ".snapshot")
     files = sorted(str(f) for f in directory.iterdir() if f.name.endswith(kinds))
-    result = subprocess.run(
-        command(
-            "kafka-dump-log",
-            "--deep-iteration",
-            "--print-data-log",
-            *flags,
-            "--files",
-            ",".join(files),
-        ),
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert result.returncode == 0, result.stderr
+    said = dump_log("--deep-iteration", "--print-data-log", *flags, "--files", ",".join(files))
     for fault in ("mismatch", "Found", "Error", "not found", "isvalid: false"):
-        assert fault not in result.stdout, result.stdout
-    return result.stdout
+        assert fault not in said, said
+    return said
 
 
 def offsets(text: str) -> list[int]:
@@ -137,11 +123,6 @@ def test_an_object_begins_with_the_log(tmp_path: Path) -> None:
     source = SegmentSource(segment.read, segment.size, end)
     target = tmp_path / "00000000000000000000.log"
     target.write_bytes(b"".join(source.iter_chunks()))
-    result = subprocess.run(
-        command("kafka-dump-log", "--deep-iteration", "--files", str(target)),
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert offsets(result.stdout) == list(range(found.end_offset + 1)), result.stderr
-    assert f"Found {len(end)} invalid bytes at the end" in result.stdout
+    said = dump_log("--deep-iteration", "--files", str(target))
+    assert offsets(said) == list(range(found.end_offset + 1)), said
+    assert f"Found {len(end)} invalid bytes at the end" in said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import pytest
 from commands import Shoal
 from conditions import eventually
 from confluent_kafka import Consumer
-from kafka_tools import KafkaTools, command
+from kafka_tools import KafkaTools, dump_log
 from kafkas import KafkaProcess
 from shoal.client.client import Client
 from shoal.client.consume.consumer import GroupConsumer, IndividualCommit
@@ -138,20 +137,14 @@ def test_kafkas_dump_tool_and_ours(tools_broker: ShoalProcess, topic: str) -> No
     consumed(tools_broker.bootstrap, topic, kept=KEPT)
     logs = sorted(tools_broker.data_dir.glob("__consumer_offsets-*/*.log"))
     files = ",".join(str(log) for log in logs if log.stat().st_size)
-    done = subprocess.run(
-        command("kafka-dump-log", "--offsets-decoder", "--files", files),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=True,
-    )
+    dumped = dump_log("--offsets-decoder", "--files", files)
     (line, *_) = [
         line
-        for line in done.stdout.splitlines()
+        for line in dumped.splitlines()
         if f'"group":"g-{topic}"' in line and '"offset":3,' in line
     ]
     assert '"version":"4"' in line
-    assert "Could not" not in done.stdout + done.stderr
+    assert "Could not" not in dumped
 
     said = Shoal(tools_broker.bootstrap).says("dump", "--topic", "__consumer_offsets")
     rows = [json.loads(line) for line in said.splitlines()]
@@ -164,6 +157,7 @@ def test_kafkas_dump_tool_and_ours(tools_broker: ShoalProcess, topic: str) -> No
     assert (values[-1]["offset"], key_range["finished"]) == (3, "5-8,10-19")
 
 
+@pytest.mark.nightly
 @pytest.mark.java
 def test_kafkas_coordinator_loads_the_records(tmp_path: Path) -> None:
     """Kafka's broker reads a record with finished offsets from its log, and has its offset. It

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from conditions import ceiling, eventually
-from kafka_tools import KafkaTools, command, events, objects
+from kafka_tools import KafkaTools, dump_log, events, objects
 
 if TYPE_CHECKING:
     from servers import ShoalProcess
@@ -103,6 +102,7 @@ def test_a_released_record_is_there_for_the_next_console(tools: KafkaTools, topi
     assert {r["LAG"] for r in rows} == {"0"}
 
 
+@pytest.mark.nightly
 def test_the_perf_tools(tools: KafkaTools, topic: str) -> None:
     said = tools.run("producer-perf-test", "--topic", topic, "--num-records", "20000",
                      "--record-size", "100", "--throughput", "-1")  # fmt: skip
@@ -117,6 +117,7 @@ def test_the_perf_tools(tools: KafkaTools, topic: str) -> None:
     assert int(said.splitlines()[-1].split(", ")[5]) >= 20_000, said
 
 
+@pytest.mark.nightly
 def test_the_verifiable_clients(tools: KafkaTools, topic: str) -> None:
     sent = tools.run("verifiable-producer", "--topic", topic, "--max-messages", "40", "--acks",
                      "-1", "--value-prefix", "7")  # fmt: skip
@@ -148,6 +149,7 @@ def test_the_verifiable_clients(tools: KafkaTools, topic: str) -> None:
             reader.kill()
 
 
+@pytest.mark.nightly
 def test_the_verifiable_share_consumer(tools: KafkaTools, topic: str) -> None:
     tools.run("verifiable-producer", "--topic", topic, "--max-messages", "40")
     worker = tools.start("verifiable-share-consumer", "--topic", topic, "--group-id", f"v-{topic}",
@@ -192,12 +194,9 @@ def test_kafka_dump_log_of_the_brokers_directories(
             for f in sorted(d.glob("*.log"))
             if f.stat().st_size
         ]
-        done = subprocess.run(
-            command("kafka-dump-log", decoder, "--files", ",".join(files)),
-            capture_output=True, text=True, timeout=180, check=True,
-        )  # fmt: skip
-        assert expected in done.stdout, (decoder, done.stdout[-2000:])
-        assert "isvalid: true" in done.stdout
-        assert "isvalid: false" not in done.stdout
+        said = dump_log(decoder, "--files", ",".join(files))
+        assert expected in said, (decoder, said[-2000:])
+        assert "isvalid: true" in said
+        assert "isvalid: false" not in said
         for fault in ("Could not", "mismatch", "Error"):
-            assert fault not in done.stdout + done.stderr, (decoder, fault)
+            assert fault not in said, (decoder, fault)
