@@ -56,14 +56,20 @@ def sizes(paths: Iterable[Path]) -> dict[Path, int]:
 
 
 class Tiered(NamedTuple):
-    """A broker, its store, and a client."""
+    """A broker, its store, and a client. `former` are the folders of topics in the store that were
+    deleted before: their objects may go later."""
 
     broker: ShoalProcess
     store: Path
     admin: AdminClient
+    former: frozenset[Path] = frozenset()
 
     def objects(self) -> list[Path]:
-        return sorted(path for path in self.store.rglob("*.segment") if path.is_file())
+        return sorted(
+            path
+            for path in self.store.rglob("*.segment")
+            if path.is_file() and path.parents[1] not in self.former
+        )
 
     def bases(self, topic: str = "t") -> list[int]:
         """Return the base offsets of a topic's objects."""
