@@ -75,9 +75,12 @@ def secured_clusters(
     clusters.stop()
 
 
-@pytest.fixture(scope="module", params=["kafka", "shoal"])
+@pytest.fixture(
+    scope="module",
+    params=["shoal", pytest.param("kafka", marks=[pytest.mark.java, pytest.mark.nightly])],
+)
 def secured(request: pytest.FixtureRequest, secured_clusters: SharedClusters) -> Secured:
-    """A shared broker with TLS, SASL and access control: Kafka's, then ours."""
+    """A shared broker with TLS, SASL and access control: ours, and at night Kafka's."""
     return secured_clusters.kafka() if request.param == "kafka" else secured_clusters.shoal()
 
 

@@ -51,7 +51,6 @@ def commands(tmp_path: Path) -> Callable[[str], Shoal]:
     return make
 
 
-@pytest.mark.java
 def test_planted_secrets_are_nowhere(
     commands: Callable[[str], Shoal], secured: Secured, tmp_path: Path
 ) -> None:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "ci"
 
 
+@pytest.mark.nightly
 def test_the_service_passes_its_test_with_its_own_manifests(tmp_path: Path) -> None:
     """As the last step of the workflow says. It starts a broker and the service."""
     folder = tmp_path / "service"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from shared_servers import SharedKafka
 
-pytestmark = pytest.mark.java
-
 _numbers = itertools.count()
 
 
@@ -417,6 +415,7 @@ def test_refusals(shoal_as: Callable[..., Shoal], words: list[str], status: int,
     assert "pl4nted" not in found
 
 
+@pytest.mark.java
 def test_a_cluster_without_an_authorizer(get_kafka: Callable[..., SharedKafka]) -> None:
     shoal = Shoal(get_kafka().bootstrap)
     assert "set authorizer.class.name" in shoal.refusal("acls", "list").lower()

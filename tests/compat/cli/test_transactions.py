@@ -18,13 +18,14 @@ from shoal.record.records import build_batch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.java
-
 _numbers = itertools.count()
 OLD_MS = 1_700_000_000_000
 
 
-@pytest.fixture(scope="module", params=["kafka", "shoal"])
+@pytest.fixture(
+    scope="module",
+    params=["shoal", pytest.param("kafka", marks=[pytest.mark.java, pytest.mark.nightly])],
+)
 def bootstrap(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

@@ -22,9 +22,6 @@ from kafkas import KafkaProcess
 from machine import lacking
 from ports import free_ports
 from servers import ShoalProcess
-from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
-from shoal.client.client import SyncClient
-from shoal.client.errors import expect
 from shoal.protocol.api import ApiKey
 from wireclient import WireClient
 
@@ -169,7 +166,7 @@ def test_aiokafka(secured: Secured) -> None:
 
 @pytest.mark.java
 def test_java(secured: Secured) -> None:
-    """The console producer, consumer and share consumer, with PEM stores."""
+    """The console producer and consumer, with PEM stores."""
     topic = secured.topic()
     tools = KafkaTools(secured.address)
     config = ("--command-config", str(secured.properties))
@@ -182,15 +179,6 @@ def test_java(secured: Secured) -> None:
     )
     assert said.count("value-") == 500
     assert f"Processed a total of {COUNT + 500} messages" in said
-    group = f"share-{topic}"
-    with SyncClient(secured.process.bootstrap) as client:
-        earliest = ConfigChange("share.auto.offset.reset", "earliest")
-        resource = ConfigResource(ConfigResourceType.GROUP, group)
-        expect(client.run(client.admin.configs.alter({resource: [earliest]})))
-    said = tools.run(
-        "console-share-consumer", "--group", group, *reading, "--max-messages", str(COUNT + 500)
-    )
-    assert said.count("value-") == 500
 
 
 @pytest.mark.java
@@ -279,7 +267,7 @@ def test_new_keys_are_agreed_on(secured: Secured) -> None:
     assert "error" not in said.partition("KEYUPDATE")[2].lower()
 
 
-# Beside Apache Kafka.
+# Beside Apache Kafka, at night: tests/wire/test_tls_listeners.py has its answers.
 
 
 #: The configs of each listener, as its name would prefix them.
@@ -363,6 +351,7 @@ def showing(stores: Stores, identity: Identity) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.nightly
 @pytest.mark.java
 def test_handshakes_are_refused_as_by_kafka(both: Both) -> None:
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -390,6 +379,7 @@ def test_handshakes_are_refused_as_by_kafka(both: Both) -> None:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.java
 @pytest.mark.parametrize("listener", [name for name in LISTENERS if name != "REQUIRED"])
 def test_versions_are_those_of_kafka(both: Both, listener: str) -> None:
@@ -412,6 +402,7 @@ def alteration(kind: int, name: str, config: str, value: str) -> dict[str, Any]:
     return {"resource_type": kind, "resource_name": name, "configs": [row]}
 
 
+@pytest.mark.nightly
 @pytest.mark.java
 def test_an_altered_certificate_is_refused_by_itself(both: Both) -> None:
     """The other resources of the request are altered, as with Kafka."""

@@ -1,4 +1,4 @@
-"""Every page of the console over a broker of Shoal's and over Apache Kafka."""
+"""Every page of the console over a broker of Shoal's, and at night over Apache Kafka."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from secured_clusters import Secured
+    from shared_servers import SharedKafka
     from shoal.client.share.member import ShareSession
 
 HOSTILE = {
@@ -63,7 +64,10 @@ class Cluster(NamedTuple):
     client: SyncClient
 
 
-@pytest.fixture(scope="module", params=["shoal", pytest.param("kafka", marks=pytest.mark.java)])
+@pytest.fixture(
+    scope="module",
+    params=["shoal", pytest.param("kafka", marks=[pytest.mark.java, pytest.mark.nightly])],
+)
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
@@ -157,6 +161,20 @@ def test_the_overview_has_the_queue(cluster: Cluster) -> None:
         assert queue.oldest_ms is not None
 
     run(call, cluster)
+
+
+@pytest.mark.java
+def test_the_overview_has_a_queue_of_kafka(kafka: SharedKafka) -> None:
+    with SyncClient(kafka.bootstrap) as client:
+        queue = Queue(client, kafka.bootstrap)
+        queue.produce([1, 2])
+
+    async def whole() -> None:
+        async with console(kafka.bootstrap) as page:
+            await page.sample()
+            assert queue.group in (await page.get("/", q=queue.group)).words
+
+    asyncio.run(whole())
 
 
 def test_the_overview_is_filtered(cluster: Cluster) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from consoles import Opened
     from shoal.client.share.member import ShareSession
 
+#: It takes half a minute until Prometheus has what the charts show. By day, the unit tests have its
+#: answers.
+pytestmark = pytest.mark.nightly
 #: Names that a query must quote: of a topic in a regular expression, of a group in a string.
 TOPIC, GROUP = "orders.v1", 'packers "a\\b" ä'
 #: Records of the cluster that is shown, and of another one with the same names.

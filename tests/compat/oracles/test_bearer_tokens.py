@@ -20,7 +20,7 @@ from servers import ShoalProcess
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.nightly]
 
 PACKAGE = "org.apache.kafka.common.security.oauthbearer"
 #: BOUND wants an issuer and an audience, OPEN neither, UNSIGNED takes tokens without a signature.

@@ -20,7 +20,7 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.nightly]
 
 #: Kafka takes only members whose id is a UUID in its own notation.
 MEMBER = "AAAAAAAAAAAAAAAAAAAABQ"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from token_brokers import Principal
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

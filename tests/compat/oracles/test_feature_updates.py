@@ -98,6 +98,7 @@ def use_tool(bootstrap: str) -> list[str]:
     return [tools.run("features", *words, status=status) for words, status in COMMANDS.items()]
 
 
+@pytest.mark.nightly
 def test_updates_of_features(
     start_broker: Callable[..., ShoalProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The APIs of each listener: every API and version is sent to Kafka and to Shoal."""
+"""The APIs of each listener: every API and version is sent to Shoal, and at night to Kafka."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shared_servers import SharedKafka
 
 BROKER, CONTROLLER = "broker", "controller"
 LISTENERS = (BROKER, CONTROLLER)
@@ -70,8 +72,14 @@ def fetch(topic: str, topic_id: uuid.UUID) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def peer(kafka: SharedKafka) -> dict[str, str]:
     """Kafka's addresses by kind of listener."""
+    return {BROKER: kafka.bootstrap, CONTROLLER: kafka.addresses["CONTROLLER"]}
+
+
+@pytest.fixture(scope="module")
+def own_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Those of a Kafka for requests that change it."""
     process = KafkaProcess(tmp_path_factory.mktemp("kafka")).start()
     yield {BROKER: process.bootstrap, CONTROLLER: process.addresses["CONTROLLER"]}
     process.kill9()
@@ -110,6 +118,12 @@ def named(address: str) -> dict[int, tuple[int, int]]:
     return {row.api_key: (row.min_version, row.max_version) for row in rows}
 
 
+def page_of(listener: str) -> dict[int, tuple[int, int]]:
+    """Return the versions of Kafka's listeners that docs/compat.md shows."""
+    page = compat_page.KAFKA if listener == BROKER else compat_page.KAFKA_CONTROLLERS
+    return {int(key): span for key, span in page.items()}
+
+
 def expected(kafka: dict[int, tuple[int, int]], listener: str) -> dict[int, tuple[int, int]]:
     """Return what Shoal has to list, given Kafka's list."""
     found = {key: span for key, span in kafka.items() if key not in compat_page.NOT_SERVED}
@@ -131,8 +145,7 @@ def test_each_listener_names_what_kafkas_does(
     listener: str,
 ) -> None:
     kafka = named(peer[listener])
-    page = compat_page.KAFKA if listener == BROKER else compat_page.KAFKA_CONTROLLERS
-    assert kafka == page, "docs/compat.md is made of this"
+    assert kafka == page_of(listener), "docs/compat.md is made of this"
     wanted = expected(kafka, listener)
     assert named(shoal[listener]) == wanted
     assert named(lone[listener]) == wanted
@@ -177,34 +190,57 @@ def outcome(address: str, key: ApiKey, version: int, body: dict[str, Any]) -> st
     return "answered"
 
 
-@pytest.mark.java
+def expect_outcome(listed: dict[int, tuple[int, int]], key: ApiKey, version: int) -> str:
+    """Return what becomes of a request to a listener that names these versions."""
+    if key is ApiKey.API_VERSIONS:  # Its answer to any version names those that there are.
+        return "answered"
+    lowest, highest = listed.get(key, (1, 0))
+    return "answered" if lowest <= version <= highest else "closed"
+
+
+def list_requests() -> Iterator[tuple[ApiKey, int]]:
+    """Yield the APIs and versions that both brokers know."""
+    left_out = SILENT_IN_KAFKA | compat_page.OTHER_VERSIONS.keys()
+    for key in ApiKey:
+        if key not in compat_page.NOT_SERVED:
+            yield from (
+                (key, version)
+                for version in codec.find_known_versions(key)
+                if (key, version) not in left_out
+            )
+
+
 @pytest.mark.parametrize("listener", LISTENERS)
-def test_each_version_is_answered_or_refused_as_by_kafka(
-    peer: dict[str, str], shoal: dict[str, str], lone: dict[str, str], listener: str
+def test_each_version_is_answered_or_refused(
+    shoal: dict[str, str], lone: dict[str, str], listener: str
 ) -> None:
     """The connection is closed for an API that is not served there, and for a version out of
     range."""
-    span = named(peer[listener])
+    listed = expected(page_of(listener), listener)
     differing = {}
-    left_out = SILENT_IN_KAFKA | compat_page.OTHER_VERSIONS.keys()
-    for key in ApiKey:
-        for version in codec.find_known_versions(key):
-            if key in compat_page.NOT_SERVED or (key, version) in left_out:
-                continue
-            body = BODIES.get(key, {})
-            kafka = outcome(peer[listener], key, version, body)
-            if version in range(*span.get(key, (1, 0))):
-                assert kafka == "answered", (key, version)
-            for name, addresses in (("three", shoal), ("lone", lone)):
-                found = outcome(addresses[listener], key, version, body)
-                if found != kafka:
-                    differing[(key.name, version, name)] = (found, kafka)
+    for key, version in list_requests():
+        for name, addresses in (("three", shoal), ("lone", lone)):
+            found = outcome(addresses[listener], key, version, BODIES.get(key, {}))
+            if found != expect_outcome(listed, key, version):
+                differing[(key.name, version, name)] = found
     assert not differing
     for key in compat_page.NOT_SERVED:
         if not codec.find_known_versions(key):
             continue
         version = codec.find_known_versions(key)[-1]
         assert outcome(shoal[listener], key, version, {}) == "closed", key
+
+
+@pytest.mark.java
+@pytest.mark.nightly
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_kafka_answers_and_refuses_the_same(own_peer: dict[str, str], listener: str) -> None:
+    listed = expected(page_of(listener), listener)
+    found = {
+        (key, version): outcome(own_peer[listener], key, version, BODIES.get(key, {}))
+        for key, version in list_requests()
+    }
+    assert found == {one: expect_outcome(listed, *one) for one in found}
 
 
 def _row(answer: Any) -> tuple[Any, ...]:

@@ -20,12 +20,13 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.java
-
 TIMED_OUT = ErrorCode.request_timed_out
 
 
-@pytest.fixture(scope="module", params=["kafka", "shoal"])
+@pytest.fixture(
+    scope="module",
+    params=["shoal", pytest.param("kafka", marks=[pytest.mark.java, pytest.mark.nightly])],
+)
 def addresses(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[str]]:

@@ -18,7 +18,7 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.nightly]
 
 #: Hosts of entries that are networks, or look like some.
 NETWORKS = (

@@ -1,8 +1,9 @@
 """Shoal's transaction coordinator answers as Apache Kafka's does, also while markers are written.
 
-Both brokers get every request in every state, by day for a drawn producer and at night for each
-(`transaction_answers`). Where markers are to be written, one partition of the transaction is led by
-a broker that is registered and does not exist, so that they wait for as long as the test asks.
+Both brokers get every request in every state for each producer (`transaction_answers`), which is a
+minute of CPU. By day, the unit tests have the table. Where markers are to be written, one partition
+of the transaction is led by a broker that is registered and does not exist, so that they wait for
+as long as the test asks.
 Requests that reach the coordinator through another handler have no row in the table; for these the
 two answers are equal.
 """
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
     from shared_servers import SharedKafka
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.nightly]
 
 ABSENT_BROKER = 2
 #: An own Kafka, since a registered broker changes it for all tests.
@@ -114,14 +115,7 @@ def driver(start_broker: Callable[..., ShoalProcess]) -> Iterator[Driver]:
         yield _driver(client, controller)
 
 
-@pytest.mark.parametrize(
-    "writers", [1, pytest.param(len(WRITERS), marks=pytest.mark.nightly)], ids=["drawn", "all"]
-)
-def test_the_answers_are_kafkas(
-    driver: Driver, kafka_driver: Driver, writers: int, seed: int
-) -> None:
-    """All cases are thousands of requests to each broker, a minute of CPU. So each run by day draws
-    one producer for each request in each state; the unit tests have all of the table."""
-    cases = draw_cases(seed, writers)
+def test_the_answers_are_kafkas(driver: Driver, kafka_driver: Driver, seed: int) -> None:
+    cases = draw_cases(seed, len(WRITERS))
     theirs, ours = collect_answers(kafka_driver, cases), collect_answers(driver, cases)
     check_answers(ours, theirs)

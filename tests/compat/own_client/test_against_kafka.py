@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
 
+#: Scenarios that wait. By day they run on Shoal alone (test_against_shoal).
+AT_NIGHT = (
+    client_scenarios.a_lock_that_runs_out,
+    client_scenarios.a_session_that_the_broker_has_ended,
+    client_scenarios.acknowledgements_ride_on_the_next_fetch,
+    client_scenarios.closing_gives_records_back,
+    client_scenarios.hundreds_of_objects_in_a_few_calls,
+    client_scenarios.members_share_one_partition,
+    client_scenarios.positions_of_share_groups,
+    client_scenarios.ranges_without_their_payload,
+)
+SCENARIOS = [
+    pytest.param(scenario, marks=[pytest.mark.nightly] if scenario in AT_NIGHT else [])
+    for scenario in client_scenarios.ALL + transaction_scenarios.ALL
+]
 USER, PASSWORD = "ann", 'se"cret, with=signs'
 
 
@@ -91,9 +106,7 @@ def _certificate(folder: Path) -> Path:
     return pair
 
 
-@pytest.mark.parametrize(
-    "scenario", client_scenarios.ALL + transaction_scenarios.ALL, ids=lambda s: s.__name__
-)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
 def test_scenario(scenario: Callable[[Client], Awaitable[None]], kafka: KafkaProcess) -> None:
     async def run() -> None:
         async with Client(kafka.bootstrap) as client:

@@ -91,6 +91,7 @@ async def drain(queue: Queue, mode: AcquireMode, max_records: int) -> tuple[int,
     return most, seen
 
 
+@pytest.mark.nightly
 @pytest.mark.java
 @pytest.mark.timeout(300)
 def test_kafka_exceeds_the_limit_and_shoal_does_not(
@@ -152,21 +153,31 @@ def test_a_fetch_without_room_is_woken(
     assert ranges(got) == [(LIMIT, 2 * LIMIT - 1) if new else (0, LIMIT - 1)]
 
 
-@pytest.mark.java
+@pytest.mark.parametrize(
+    ("is_java", "modes"),
+    [
+        (False, ["batch_optimized"]),
+        pytest.param(
+            True,
+            ["batch_optimized", "record_limit"],
+            marks=[pytest.mark.java, pytest.mark.nightly],
+        ),
+    ],
+    ids=["librdkafka", "java"],
+)
 def test_real_clients_drain_a_batch_that_is_larger_than_the_limit(
-    short_locks: ShoalProcess,
+    short_locks: ShoalProcess, is_java: bool, modes: list[str]
 ) -> None:
-    """librdkafka, and Java's client in both modes, each in a group of its own."""
-    java = java_classes.java(str(JAVA_MEMBER), heap="96m")
-    clients = [("batch_optimized", ()), ("batch_optimized", java), ("record_limit", java)]
+    """librdkafka, and at night Java's client in both modes, each in a group of its own."""
+    java = java_classes.java(str(JAVA_MEMBER), heap="96m") if is_java else ()
     with SyncClient(short_locks.bootstrap) as client:
-        queues = [limited(client, short_locks.bootstrap, 1000) for _ in clients]
+        queues = [limited(client, short_locks.bootstrap, 1000) for _ in modes]
         members = []
         most: dict[str, float] = {}
         try:
-            for queue, (mode, command) in zip(queues, clients, strict=True):
+            for queue, mode in zip(queues, modes, strict=True):
                 words = (queue.bootstrap, queue.group, queue.topic, "1", "1", "0")
-                members.append(Member(*words, *([mode] if command else []), java=command))
+                members.append(Member(*words, *([mode] if is_java else []), java=java))
 
             def is_drained() -> bool:
                 for sample in short_locks.samples(IN_FLIGHT):

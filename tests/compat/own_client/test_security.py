@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-pytestmark = pytest.mark.java
-
 STORE_PASSWORD = "st0re-s3cret"
 #: The load continues for this number of sessions of the listener BRIEF.
 SESSIONS = 3
@@ -101,9 +99,12 @@ def keytool(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.java
+@pytest.mark.nightly
 @pytest.mark.parametrize("secured", ["shoal"], indirect=True)
 def test_stores_of_keytool(secured: Secured, tmp_path: Path) -> None:
-    """The message that refuses a JKS store has the command that converts it."""
+    """The message that refuses a JKS store has the command that converts it. Each command of
+    keytool is a JVM; by day, the broker reads keytool's stores (`test_tls_listeners`)."""
     passwords = ("-srcstorepass", STORE_PASSWORD, "-deststorepass", STORE_PASSWORD)
     pair, start = tmp_path / "pair.pem", tmp_path / "start.p12"
     pair.write_text(pem_pair(secured.client_ca.issue_cert("ann")))
