@@ -152,6 +152,7 @@ def count_waiting(workers: Workers) -> int:
         return int(queue(channel).queue_declare(passive=True).message_count)
 
 
+@pytest.mark.nightly
 def test_three_workers_share_a_partition(alone: Workers) -> None:
     """Each waits in its task for the others."""
     results = [alone.send("meet", 3) for _ in range(3)]

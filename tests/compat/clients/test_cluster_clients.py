@@ -52,6 +52,7 @@ def lags(tools: KafkaTools, group: str) -> list[str]:
     return [row["LAG"] for row in tools.rows("share-groups", "--describe", "--group", group)]
 
 
+@pytest.mark.nightly
 def test_the_verifiable_clients_lose_nothing_with_a_killed_leader(tmp_path: Path) -> None:
     with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
         tools = KafkaTools(cluster.bootstrap)

@@ -214,6 +214,7 @@ def test_a_held_key_survives_a_killed_broker(broker: ShoalProcess, queue: Held) 
     queue.drained()
 
 
+@pytest.mark.nightly
 @pytest.mark.java
 def test_kafkas_own_formatter_prints_the_state_of_what_is_held(
     broker: ShoalProcess, queue: Held

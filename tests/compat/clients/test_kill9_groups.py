@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from servers import ShoalProcess
 
-PARTITIONS, RECORDS, KILLS = 3, 600, 4
+PARTITIONS, RECORDS, KILLS = 3, 300, 2
 PATIENT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}
 
 

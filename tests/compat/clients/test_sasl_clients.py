@@ -400,6 +400,7 @@ class Load:
                     self.received.append(int(message.value()))
 
 
+@pytest.mark.nightly
 def test_logins_again_under_load_lose_nothing(sasl: SaslBroker) -> None:
     names = ("successful_reauthentication", "expired_connections_killed", "failed_reauthentication")
     before = [sasl.logins(name, BRIEF) for name in names]

@@ -164,11 +164,12 @@ def outage(cluster: ShoalCluster, victim: int, lines: Lines, work: Callable[[], 
         eventually(lambda name=topic.name: in_sync(cluster, victim, name))
 
 
-@pytest.mark.parametrize(
-    "protocol", ["streams", pytest.param("classic", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("protocol", ["streams", "classic"])
 def test_exactly_once_through_kills(cluster: ShoalCluster, tmp_path: Path, protocol: str) -> None:
-    """The leader of a changelog, the transaction coordinator, and the application are killed."""
+    """The leader of a changelog, the transaction coordinator, and the application are killed. By
+    day, `test_streams_groups` kills the application alone, and `test_transactions_librdkafka` the
+    broker."""
     name, state = f"exactly-{protocol}", tmp_path / "state"
     lines, counts = prepare(cluster, name)
     dirty = Counts(cluster, f"{name}-out", "read_uncommitted")

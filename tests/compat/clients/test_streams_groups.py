@@ -164,6 +164,7 @@ def run(bootstrap: str, directory: Path) -> dict[str, dict[str, list[str]]]:
         instance.stop()
 
 
+@pytest.mark.nightly
 def test_applications_have_the_results_of_kafka(servers: dict[str, str], tmp_path: Path) -> None:
     folders = [tmp_path / name for name in servers]
     with ThreadPoolExecutor(len(servers)) as pool:

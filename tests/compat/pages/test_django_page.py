@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from console import Console, files, steps
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 PAGE = (Path(__file__).parents[3] / "docs/django.md").read_text()
 
 
+@pytest.mark.nightly
 def test_the_commands_of_the_page_print_what_it_shows(tmp_path: Path, broker: ShoalProcess) -> None:
     page = PAGE.replace("127.0.0.1:9092", broker.bootstrap)
     if not find_spec("django.tasks"):  # As the page says for an older Django.

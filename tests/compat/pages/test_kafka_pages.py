@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 ROOT = Path(__file__).parents[3]
 KAFKA_PAGE = "docs/quickstart/kafka.md"
-PAGES = (
-    KAFKA_PAGE,
-    # Five JVMs.
-    pytest.param("docs/streams.md", marks=pytest.mark.nightly),
-)
+PAGES = (KAFKA_PAGE, "docs/streams.md")
 
 
 @pytest.fixture
@@ -44,11 +40,13 @@ def tools_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("tools_on_path")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_the_page_print_what_it_shows(
     page: str, start_broker: Callable[..., ShoalProcess], tmp_path: Path
 ) -> None:
+    """Each has about five JVMs of Kafka's tools (by day: `clients/test_tools_*`)."""
     try_page((ROOT / page).read_text(), start_broker, tmp_path)
 
 

@@ -32,6 +32,9 @@ PAGES = (
     "docs/tracing.md",
     "docs/worker.md",
 )
+#: Pages that run at night. By day, what they show has tests of its own: test_celery, test_tracing
+#: and test_key_range_groups.
+AT_NIGHT = ("docs/celery.md", "docs/cooperative.md", "docs/tracing.md")
 #: Sections that wait. No other section needs them, so they run beside the others.
 ASIDE = {QUEUES_PAGE: ("Delay",)}
 #: Pages with commands, and the test that runs them.
@@ -85,7 +88,10 @@ def test_the_first_job_takes_five_minutes() -> None:
     assert len(text.split()) / 238 * 60 + 10 * copied + 30 <= 300
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.nightly] if page in AT_NIGHT else []) for page in PAGES],
+)
 def test_the_commands_of_the_page_print_what_it_shows(
     page: str, start_broker: Callable[..., ShoalProcess], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/testing.md").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.java
 def test_the_commands_of_the_page_print_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -107,6 +107,7 @@ def run_installed(
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_a_wheel_alone_serves_a_queue(installed: Path, bootstrap: str, tmp_path: Path) -> None:
     def run(*words: str, text: str = "") -> str:
         return run_installed(
@@ -123,6 +124,7 @@ def test_a_wheel_alone_serves_a_queue(installed: Path, bootstrap: str, tmp_path:
     assert sorted(run("shoal", *consume, shown).split()) == ["one", "two"]
 
 
+@pytest.mark.nightly
 def test_a_wheel_runs_the_queue_of_a_laptop_within_a_minute(packages: Path, tmp_path: Path) -> None:
     """From the installation to consumers beyond the partitions, which is what the page promises and
     why this takes ten seconds. The page's own test runs in the checkout, with all packages."""
