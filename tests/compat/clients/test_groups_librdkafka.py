@@ -134,7 +134,10 @@ def dealt(members: list[Member]) -> Callable[[], bool]:
     return probe
 
 
-@pytest.mark.parametrize("assignor", ["range", "roundrobin", "cooperative-sticky"])
+@pytest.mark.parametrize(
+    "assignor",
+    ["range", pytest.param("roundrobin", marks=pytest.mark.nightly), "cooperative-sticky"],
+)
 def test_members_come_and_go(shoal: ShoalProcess, topic: str, assignor: str) -> None:
     members: list[Member] = []
     for count in (1, 2, 3):
@@ -193,7 +196,9 @@ def test_a_full_group_refuses_more_members(shoal: ShoalProcess, topic: str) -> N
         member.consumer.close()
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["stop", "kill9"])
+@pytest.mark.parametrize(
+    "crash", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["stop", "kill9"]
+)
 def test_offsets_and_groups_survive_a_restart(
     start_broker: Callable[..., ShoalProcess], crash: bool
 ) -> None:

@@ -31,6 +31,7 @@ def throttles(tools: KafkaTools) -> set[str]:
     return {name for name in names if name.startswith(("leader.", "follower."))}
 
 
+@pytest.mark.nightly
 def test_a_move_under_a_throttle(tmp_path: Path) -> None:
     with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
         eventually(lambda: len(cluster.metadata(1).brokers) == 3)

@@ -178,8 +178,10 @@ def test_applications_have_the_results_of_kafka(servers: dict[str, str], tmp_pat
         assert sum(map(len, found["shoal"][shape].values())) == expected, shape
 
 
-def test_exactly_once_when_an_instance_is_killed(servers: dict[str, str], tmp_path: Path) -> None:
-    bootstrap, prefix = servers["shoal"], "killed"
+def test_exactly_once_when_an_instance_is_killed(
+    shared_broker: ShoalProcess, tmp_path: Path
+) -> None:
+    bootstrap, prefix = shared_broker.bootstrap, "killed"
     create(bootstrap, prefix)
     first = Instance(bootstrap, "repartition", prefix, tmp_path / "first")
     second = Instance(bootstrap, "repartition", prefix, tmp_path / "second")
@@ -268,8 +270,9 @@ def test_an_instance_shuts_down_the_application(
             instance.kill9()
 
 
-def test_kafkas_tool_and_ours(servers: dict[str, str], tmp_path: Path) -> None:
-    bootstrap, prefix = servers["shoal"], "tooled"
+@pytest.mark.nightly
+def test_kafkas_tool_and_ours(shared_broker: ShoalProcess, tmp_path: Path) -> None:
+    bootstrap, prefix = shared_broker.bootstrap, "tooled"
     create(bootstrap, prefix)
     tools = KafkaTools(bootstrap)
     write(bootstrap, f"{prefix}-left", range(RECORDS))

@@ -163,7 +163,10 @@ def test_the_transactions_tool(client: WireClient, tools: KafkaTools, name: str)
     assert committed(client, name) == []
 
 
-@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize(
+    "isolation",
+    ["read_committed", pytest.param("read_uncommitted", marks=pytest.mark.nightly)],
+)
 def test_a_share_group_over_transactions(
     client: WireClient, tools: KafkaTools, name: str, isolation: str
 ) -> None:

@@ -200,6 +200,7 @@ def test_paused(cluster: Cluster, desk: Desk) -> None:
     desk.run(call)
 
 
+@pytest.mark.nightly
 def test_held_keys(cluster: Cluster, desk: Desk) -> None:
     queue = Letters(
         cluster, **named("held"), share_ordering="key", share_ordering_key_dead_letter="hold"
@@ -244,6 +245,7 @@ def test_skip_a_held_key(cluster: Cluster, desk: Desk) -> None:
     desk.run(call)
 
 
+@pytest.mark.nightly
 def test_a_full_window(cluster: Cluster, desk: Desk) -> None:
     queue = Queue(
         cluster.client, cluster.bootstrap, **named("window"), share_partition_max_record_locks="100"
@@ -342,6 +344,7 @@ def test_a_consumer_that_hangs(
     desk.run(call)
 
 
+@pytest.mark.nightly
 def test_letters_that_cannot_be_written(cluster: Cluster, desk: Desk) -> None:
     queue = Letters(cluster, **named("letters-fail"))
     queue.configure(**{f"{DLQ}.topic.name": f"dlq.absent-{queue.topic}"})

@@ -36,6 +36,7 @@ def _acl(acl: Acl) -> str:
     return _line("acl", *acl)
 
 
+@pytest.mark.nightly
 def test_both_authorizers_decide_alike(seed: int) -> None:
     rng = random.Random(seed)
     lines: list[str] = []

@@ -59,6 +59,7 @@ def paths(known: ErrorFields, times: int = 1, before: str = "") -> Iterator[tupl
         yield from paths(inner, times * 2, f"{before}{name}.")
 
 
+@pytest.mark.nightly
 @pytest.mark.java
 def test_the_codes_that_count_are_those_of_kafka() -> None:
     command = java(str(SOURCE))

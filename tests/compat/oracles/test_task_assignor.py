@@ -46,6 +46,7 @@ def _answer(targets: dict[str, TaskSets]) -> list[str]:
     return [*rows, "done"]
 
 
+@pytest.mark.nightly
 def test_both_assign_the_same_tasks(seed: int) -> None:
     rng = random.Random(seed)
     questions: list[str] = []

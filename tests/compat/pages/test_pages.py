@@ -32,9 +32,14 @@ PAGES = (
     "docs/tracing.md",
     "docs/worker.md",
 )
-#: Pages that run at night. By day, what they show has tests of its own: test_celery, test_tracing
-#: and test_key_range_groups.
-AT_NIGHT = ("docs/celery.md", "docs/cooperative.md", "docs/tracing.md")
+#: Pages that run at night. By day, what they show has tests of its own: test_celery, test_tracing,
+#: test_key_range_groups and docs/client.md.
+AT_NIGHT = (
+    "docs/celery.md",
+    "docs/cooperative.md",
+    "docs/quickstart/developer.md",
+    "docs/tracing.md",
+)
 #: Sections that wait. No other section needs them, so they run beside the others.
 ASIDE = {QUEUES_PAGE: ("Delay",)}
 #: Pages with commands, and the test that runs them.

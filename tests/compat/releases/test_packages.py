@@ -21,6 +21,9 @@ from release_builds import VERSION, build
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: Packing everything takes fifteen seconds of CPU, and each installation some. By day, the unit
+#: tests have what a release exports (`test_release`) and the compiler (`test_compile`).
+pytestmark = pytest.mark.nightly
 LAPTOP = Path(__file__).parents[3] / "docs" / "quickstart" / "laptop.md"
 #: The packages of the extra `up`.
 UP = ("httpx2", "jsonschema-rs", "common-expression-language")
@@ -33,7 +36,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out" / "python"
 
 
-@pytest.mark.nightly
 def test_another_build_gives_the_same_bytes(packages: Path, tmp_path: Path) -> None:
     """It compiles and packs everything once more, which takes half a minute of CPU."""
     build(tmp_path / "elsewhere", tmp_path / "out", "python")
@@ -107,7 +109,6 @@ def run_installed(
     return done.stdout
 
 
-@pytest.mark.nightly
 def test_a_wheel_alone_serves_a_queue(installed: Path, bootstrap: str, tmp_path: Path) -> None:
     def run(*words: str, text: str = "") -> str:
         return run_installed(
@@ -124,7 +125,6 @@ def test_a_wheel_alone_serves_a_queue(installed: Path, bootstrap: str, tmp_path:
     assert sorted(run("shoal", *consume, shown).split()) == ["one", "two"]
 
 
-@pytest.mark.nightly
 def test_a_wheel_runs_the_queue_of_a_laptop_within_a_minute(packages: Path, tmp_path: Path) -> None:
     """From the installation to consumers beyond the partitions, which is what the page promises and
     why this takes ten seconds. The page's own test runs in the checkout, with all packages."""
