@@ -32,14 +32,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "language", ["java", pytest.param("go", marks=pytest.mark.nightly), "node"]
+    "language",
+    [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("java", "go")), "node"],
 )
 def test_a_worker_prints_what_the_page_shows(
     language: str, start_broker: Callable[..., ShoalProcess], folder: Path
 ) -> None:
-    """A JVM that compiles its source takes 4 s of CPU. Go compiles its client and half of its own
-    library the first time, so it does at night, beside franz-go's own tests (`test_client_suites`).
-    A consumer of kafkajs waits 3 s for others of its group."""
+    """A JVM that compiles its source takes 4 s of CPU, so it runs at night: Java's clients have
+    tests by day. Go compiles its client and half of its own library the first time, so it does at
+    night, as franz-go's own tests (`test_client_suites`). A consumer of kafkajs waits 3 s for
+    others of its group."""
     if shutil.which(language) is None or (language == "java" and not any(LIBRARY.glob("*.jar"))):
         lacking(f"{language} is not installed")
     if language == "go":  # Otherwise `go run` tells of each download.

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 from conditions import eventually
 from console import Console
 from local_up import LocalUp
 
-if TYPE_CHECKING:
-    import pytest
-
 PAGE = Path(__file__).parents[3] / "docs" / "quickstart" / "laptop.md"
 
 
+@pytest.mark.nightly
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The consumers and their events are looked at before the page goes on: they take seconds."""
+    """The consumers and their events are looked at before the page goes on: they take seconds. By
+    day, `cli/test_up.py` has the same commands."""
     for name in [name for name in os.environ if name.startswith("SHOAL_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # The page shows pytest without options.
