@@ -129,7 +129,7 @@ bench-spark: prerequisites-java venv $(call extra,spark plots) ## compare the Sp
 	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/spark/run.py $(BENCH)
 # The part of tests/e2e that CI runs: the chart's rendering, one install, one scale up and down, one roll, one uninstall.
-E2E_CI := tests/e2e/test_chart.py $(addprefix tests/e2e/test_,install.py::test_the_notes_of_the_chart_lead_to_a_queue_that_works install.py::test_helm_test_passes spark_consumer.py::test_executors_follow_the_lag_to_zero_and_back three_brokers.py::test_a_roll_under_load_loses_no_record_and_hardly_repeats_one uninstall.py::test_uninstall_and_reinstall_over_kept_data)
+E2E_CI := tests/e2e/test_chart.py $(addprefix tests/e2e/test_,install.py::test_the_notes_of_the_chart_lead_to_a_queue_that_works install.py::test_helm_test_passes spark_consumer.py::test_executors_follow_the_lag_to_zero three_brokers.py::test_a_roll_under_load_loses_no_record_and_hardly_repeats_one uninstall.py::test_uninstall_and_reinstall_over_kept_data)
 # Test processes. Half of the tests wait for brokers, so twice as many as cores are busy (tests/support/scheduling.py).
 WORKERS ?= 4
 # What takes long is in the output, so that CI stays within its time.

@@ -85,7 +85,7 @@ def test_the_application_fits_the_published_schema(work: Resources, cluster: Clu
 
 
 @pytest.mark.timeout(900)
-def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Cluster) -> None:
+def test_executors_follow_the_lag_to_zero(work: Resources, cluster: Cluster) -> None:
     """Two partitions have more than two executors at work; and none without records."""
     cluster.load(images.archive("spark"))
     spark_operator.install(cluster, [work.namespace])
@@ -93,7 +93,6 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
     work.apply(share_consumer(spark=job, scaling=SCALING))
     work.produce("jobs", RECORDS)
     work.wait_status("shareconsumer/eaters", desiredReplicas=EXECUTORS_MAX)
-    uid = work.uid("sparkapplication/eaters")
     eventually(lambda: is_finished(work, RECORDS), timeout_s=420)
     work.wait_status("sharegroup/workers", lag=0)
     assert work.status("shareconsumer/eaters")["partitions"] == PARTITIONS
@@ -103,7 +102,14 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
 
     work.wait_status("shareconsumer/eaters", desiredReplicas=0, replicas=0, timeout_s=120)
     eventually(lambda: state(work) == "SUSPENDED", timeout_s=60)
-    # New lag brings it back, by the same application with the same checkpoint.
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_new_lag_brings_back_a_suspended_application(work: Resources) -> None:
+    """It is the same application, with the same checkpoint."""
+    assert state(work) == "SUSPENDED", "the test above leaves it so"
+    uid = work.uid("sparkapplication/eaters")
     work.produce("jobs", MORE, first=RECORDS)
     eventually(lambda: is_finished(work, RECORDS + MORE), timeout_s=420)
     work.wait_status("sharegroup/workers", lag=0)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import spark_query
-from shoal.client.client import Client
-from shoal.client.consume.consumer import GroupConsumer
 from shoal.client.errors import KafkaError
 from shoal.client.net.cluster import TopicPartition
 from shoal.record.key_ranges import KeyRanges
-from spark.test_bad_input import error_summary
 from spark.test_replay import RUN_TIMEOUT_S, killed
 from streams import QUERY_TIMEOUT_S
 
@@ -81,12 +77,11 @@ def position(queue: Queue) -> int:
 def test_each_key_is_in_one_task(
     shoal_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
 ) -> None:
-    """One partition is four tasks. All rows come once, and each key in order in one task. Another
-    query continues at the group's position."""
+    """One partition is four tasks. All rows come once, and each key in order in one task."""
     queue = shoal_queue(partitions=1, topic_configs=ALLOWED)
     fill(queue, 0, 200)
-    batches = drained(spark, tmp_path / "one", options(queue, maxOffsetsPerTrigger=90))
-    assert [len(tasks) for tasks in batches] == [RANGES] * 3
+    batches = drained(spark, tmp_path / "one", options(queue, maxOffsetsPerTrigger=150))
+    assert [len(tasks) for tasks in batches] == [RANGES] * 2
     tasks: dict[bytes, set[int]] = defaultdict(set)
     offsets: dict[bytes, list[int]] = defaultdict(list)
     for batch in batches:
@@ -110,39 +105,6 @@ def test_each_key_is_in_one_task(
     }
     assert row["timestamp"].year >= 2024
     assert position(queue) == 200
-
-    fill(queue, 200, 230)
-    again = options(queue, startingOffsets="latest", keyRanges=1)
-    found = drained(spark, tmp_path / "two", again)
-    assert [row["offset"] for batch in found for rows in batch for row in rows] == [
-        *range(200, 230)
-    ]
-    assert position(queue) == 230
-
-
-def test_a_query_reports_bad_input(
-    shoal_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
-) -> None:
-    """A topic that refuses key ranges, a group with members, and a topic that was deleted."""
-    queue = shoal_queue(partitions=1)
-    fill(queue, 0, 10)
-    with error_summary("InvalidOption: option 'keyRanges' is 4: .*shoal.key.ranges.enable=true"):
-        drained(spark, tmp_path / "refused", options(queue))
-
-    async def beside() -> None:
-        async with (
-            Client(queue.bootstrap) as client,
-            await GroupConsumer.join(client.cluster, queue.topic, [queue.topic]),
-        ):
-            with error_summary("InvalidOption: option 'groupId' is .*: consumers are members"):
-                await asyncio.to_thread(
-                    drained, spark, tmp_path / "members", options(queue, keyRanges=1)
-                )
-
-    asyncio.run(beside())
-    missing = options(queue, subscribe="no-such-topic")
-    with error_summary("InvalidOption: option 'subscribe': 'no-such-topic'"):
-        drained(spark, tmp_path / "missing", missing)
 
 
 @pytest.mark.nightly

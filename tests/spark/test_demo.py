@@ -1,4 +1,4 @@
-"""`shoal demo`, as users call it, and Spark's sessions on one machine."""
+"""`shoal demo`, as users call it."""
 
 from __future__ import annotations
 
@@ -70,24 +70,6 @@ def test_a_failed_process_is_shown(tmp_path: Path) -> None:
     assert "The feeder ended with status 1" in done.stderr
     assert "this Pillow is broken" in done.stderr
     assert "lost" not in done.stderr
-
-
-@pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.skipif(not IS_ROOT, reason="only root can give a process another host name")
-def test_a_session_needs_no_host_name(tmp_path: Path) -> None:
-    """Spark alone ends with a trace of `UnknownHostException`."""
-    program = (
-        "from shoal_spark.local import start_session; print(start_session(1).range(3).count())"
-    )
-    done = subprocess.run(
-        [*NAMELESS, sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=clean_environment(),
-    )
-    assert done.stdout == "3\n", done.stderr
 
 
 def test_only_variables_for_other_clusters_and_sparks_are_removed() -> None:

@@ -1,4 +1,8 @@
-"""Executors as processes: they follow a published number, and no row is lost when one dies."""
+"""Executors as processes: they follow a published number, and no row is lost when one dies.
+
+By day, executors on Kubernetes follow the number (`e2e/test_spark_consumer.py`), and a worker dies
+in `test_source.py`.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +98,7 @@ def running(queue: Queue, place: Path, **options: Any) -> Iterator[Application]:
             process.wait()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_executors_follow_the_published_number_and_may_die(
     shoal_queue: Callable[..., Queue], tmp_path: Path

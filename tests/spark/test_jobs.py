@@ -1,4 +1,5 @@
-"""The jobs as users run them, in local mode and on real input."""
+"""The jobs as users run them, in local mode and on real input. By day, `shoal demo` runs
+`image_tasks` (`test_demo.py`)."""
 
 from __future__ import annotations
 
@@ -84,6 +85,7 @@ def values(client: SyncClient, topic: str) -> list[bytes]:
     return found
 
 
+@pytest.mark.nightly
 def test_image_tasks(
     spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
@@ -241,6 +243,7 @@ def test_billing(
         assert f"(Invoice {number})".encode() in pdf
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
 def test_a_dead_letter_is_billed_once_it_is_redriven(
     shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from shoal.client.client import Client
+from shoal.client.consume.consumer import GroupConsumer
 from shoal.client.errors import KafkaError, expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.record.key_ranges import KeyRanges
@@ -207,3 +209,18 @@ def test_refusals_name_the_option(shoal_queue: MakeQueue) -> None:
         InvalidOption, match="the schema has the columns x, and this source has key"
     ):
         wrong.latestOffset(wrong.initialOffset(), ReadAllAvailable())
+
+
+def test_a_group_with_members_is_refused(shoal_queue: MakeQueue) -> None:
+    queue = shoal_queue(partitions=1)
+
+    async def ask() -> None:
+        made = reader(queue)
+        async with (
+            Client(queue.bootstrap) as client,
+            await GroupConsumer.join(client.cluster, queue.topic, [queue.topic]),
+        ):
+            with pytest.raises(InvalidOption, match=r"'groupId' is .*: consumers are members"):
+                await asyncio.to_thread(made.latestOffset, made.initialOffset(), ReadAllAvailable())
+
+    asyncio.run(ask())

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from queues import Queue
-from shoal.client.admin.topics import NewTopic
-from shoal.client.errors import expect
-from shoal.dead_letters.dead_letter_topics import read_dead_letters
-from shoal.protocol.reasons import FailureReason
-from streams import QUERY_TIMEOUT_S, Stream, running
+from streams import QUERY_TIMEOUT_S, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +31,7 @@ def test_a_functions_exception_is_its_rows_outcome(
     kafka_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
 ) -> None:
     """Multiples of ten are poison, sevens fail twice; the batches continue, and no row is lost.
-    On Kafka; the tests below reject and release on Shoal."""
+    On Kafka; `reader/test_batches.py` has Shoal, delays and limits."""
     from shoal_spark import outcomes
 
     queue = kafka_queue(partitions=2, share_delivery_count_limit="5")
@@ -48,7 +43,9 @@ def test_a_functions_exception_is_its_rows_outcome(
         value = int(row["value"])
         if value % 10 == 0:
             raise ValueError("no multiples of ten")
-        if value % 10 == 7 and row["deliveryCount"] < 3:
+        if value % 10 == 7 and row["deliveryCount"] == 1:
+            raise outcomes.Released("in a moment", delay_ms=100)
+        if value % 10 == 7 and row["deliveryCount"] == 2:
             raise OSError("not now")
         return {"number": value}
 
@@ -99,61 +96,3 @@ def test_a_row_with_a_decode_error_is_rejected_whatever_the_query_says() -> None
     assert (outcome.first, outcome.last, outcome.kind, outcome.reason) == (7, 7, "reject", why)
     with pytest.raises(ValueError, match="must be accept, release or reject"):
         parse_outcome(Row(**row.asDict() | {"decodeError": None}))
-
-
-def test_a_delayed_release_comes_back_later(
-    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
-) -> None:
-    from shoal_spark import outcomes
-
-    queue = shoal_queue(partitions=1)
-    queue.produce(["x"])
-    times: list[float] = []
-
-    def later(row: dict[str, Any]) -> dict[str, Any]:
-        if row["deliveryCount"] == 1:
-            raise outcomes.Released("in a moment", delay_ms=2000)
-        return {"ok": 1}
-
-    def sink(frame: DataFrame, _batch: int) -> None:
-        judged = outcomes.apply(frame, later, "ok int").persist()
-        if judged.count():
-            times.append(time.monotonic())
-        outcomes.report(judged, queue.options(outcomes_dir=place))
-
-    with running(spark, queue, tmp_path, sink, outcomes_dir=place) as stream:
-        stream.until(lambda: len(times) == 2)
-        queue.drained()
-    assert times[1] - times[0] >= 2.0
-
-
-def test_rows_that_came_too_often_are_rejected(
-    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
-) -> None:
-    from shoal_spark import outcomes
-
-    queue = shoal_queue(partitions=1)
-    letters = f"dlq.{queue.topic}"
-    new = NewTopic(letters, configs={"errors.deadletterqueue.group.enable": "true"})
-    expect(queue.client.run(queue.client.admin.topics.create([new])))
-    queue.configure(errors_deadletterqueue_topic_name=letters)
-    queue.produce(range(10))
-
-    def never(_row: dict[str, Any]) -> dict[str, Any]:
-        raise OSError("never")
-
-    def sink(frame: DataFrame, _batch: int) -> None:
-        judged = outcomes.apply(frame, never, "ok int", release=(OSError,))
-        outcomes.report(judged, queue.options(outcomes_dir=place))
-
-    stream = Stream(spark, queue, tmp_path)
-    stream.drain(sink, outcomes_dir=place, maxDeliveryCount=2)
-    queue.drained()
-    assert sorted(row["deliveryCount"] for row in stream.rows) == [1] * 10 + [2] * 10
-
-    async def read() -> set[FailureReason]:
-        found = read_dead_letters(queue.client.client, letters)
-        return {letter.failure._replace(worker="") async for letter in found}
-
-    why = FailureReason("TooManyDeliveries", "option maxDeliveryCount allows 2")
-    assert queue.client.run(read()) == {why}

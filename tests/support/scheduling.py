@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pytest
 
 ONE_PROCESS = ("tests/spark", "tests/e2e")
+#: What needs neither of them.
+_APART = ("tests/spark/reader/",)
 _THEIR_SCOPE = " ".join(ONE_PROCESS)
 #: Folders and files that take longest, in the order in which they begin. Attackers come before the
 #: pods of Kubernetes, because they measure the broker's CPU time, which grows a little with load.
@@ -33,6 +35,7 @@ def find_scope(nodeid: str) -> str:
     """Return what runs in one process with this test: its file, or the folders of `ONE_PROCESS`."""
     file = nodeid.partition("::")[0]
     in_one_process = file.startswith(tuple(f"{folder}/" for folder in ONE_PROCESS))
+    in_one_process = in_one_process and not file.startswith(_APART)
     return _THEIR_SCOPE if in_one_process else file
 
 

@@ -1,10 +1,10 @@
-"""Streaming queries as a separate program, with an event log and the UI, whose pages it saves.
+"""A streaming query as a separate program, with an event log and the UI, whose pages it saves.
 
-    python spark_secrets.py '{"queries": {"name": {…options…}}, "folder": "…", "spoil": "…"}'
+    python spark_secrets.py '{"options": {…}, "folder": "…", "spoil": "…"}'
 
-The queries run one after the other. Everything that Spark shows about them goes into the folder:
-plans, progress, event log, checkpoints, and pages of the UI. In each batch, before executors read,
-a query overwrites the file `spoil`, which its login may refer to, and restores it afterwards.
+Everything that Spark shows about the query goes into the folder: plans, progress, event log,
+checkpoint, and pages of the UI. In each batch, before executors read, the query overwrites the file
+`spoil`, which its login may refer to, and restores it afterwards.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def session(folder: Path) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(folder.parent / "local"),
+        # Each worker of Spark's own daemon spends half a second of CPU on imports.
+        "spark.python.daemon.module": "shoal_spark.daemon",
         "spark.python.authenticate.socketTimeout": "120s",
         "spark.network.timeout": "600s",
     }
@@ -89,8 +91,7 @@ def drain(spark: SparkSession, options: dict[str, str], folder: Path, spoiled: P
 def main(plan: dict[str, Any]) -> None:
     folder = Path(plan["folder"])
     spark = session(folder)
-    for name, options in plan["queries"].items():
-        drain(spark, options, folder / name, Path(plan["spoil"]))
+    drain(spark, plan["options"], folder / "query", Path(plan["spoil"]))
     url = spark.sparkContext.uiWebUrl
     for number, page in enumerate(PAGES):
         (folder / f"page-{number}.html").write_bytes(get(f"{url}/{page}"))
