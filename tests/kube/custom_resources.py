@@ -1,12 +1,18 @@
 """What an API server does with custom resources, as a program that the tests build: the program
-has the API server's own code for CEL rules, defaults and the managers of fields."""
+has the API server's own code for CEL rules, defaults and the managers of fields.
+
+It compiles the rules of all definitions when it starts, which takes seconds. So one process answers
+all tests of a test process.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import leaks
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import program
 from kube.structural import CRDS
@@ -36,25 +42,47 @@ def take(manifests: Iterable[Manifest | tuple[Manifest, Manifest]]) -> list[Take
 
     Skips the test if the program cannot be built, except in CI.
     """
-    pairs = [one if isinstance(one, tuple) else (None, one) for one in manifests]
-    text = "\n".join(json.dumps({"before": old, "manifest": new}) for old, new in pairs)
-    _, answers = _run(sorted(CRDS.glob("*.yaml")), text)
-    return [Taken(**one) for one in answers]
+    process = _start_api_server()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    found = []
+    for one in manifests:
+        old, new = one if isinstance(one, tuple) else (None, one)
+        process.stdin.write(json.dumps({"before": old, "manifest": new}) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, f"custom-resources ended with {process.wait()}"
+        found.append(Taken(**json.loads(answer)))
+    return found
 
 
 def refusals(definitions: Iterable[Path]) -> list[str]:
     """Return why an API server refuses these definitions: their CEL rules have to have the right
     types, and to cost little."""
-    wrong, _ = _run(list(definitions), "")
-    return [text for texts in wrong for text in texts]
+    command = [_find_program(), *definitions]
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=True)
+    return [text for line in done.stdout.splitlines() for text in json.loads(line)]
 
 
-def _run(definitions: list[Path], text: str) -> tuple[list[Any], list[Any]]:
+@functools.cache
+def _start_api_server() -> subprocess.Popen[str]:
+    """Start the program with our definitions. It ends with its input, so with this process."""
+    definitions = sorted(CRDS.glob("*.yaml"))
+    with leaks.unmarked():
+        process = subprocess.Popen(
+            [_find_program(), *definitions],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    assert process.stdout is not None
+    for _ in definitions:
+        process.stdout.readline()
+    return process
+
+
+def _find_program() -> Path:
     try:
-        path = program("custom-resources")
+        return program("custom-resources")
     except ClusterError as error:
         lacking(f"custom-resources was not built: {error}")
-    command = [path, *definitions]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return lines[: len(definitions)], lines[len(definitions) :]
