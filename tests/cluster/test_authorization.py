@@ -310,6 +310,7 @@ def uncommitted(cluster: ShoalCluster, controller: int) -> int:
     return own.log_end_offset - quorum.high_watermark
 
 
+@pytest.mark.nightly
 def test_the_controller_is_killed_while_entries_are_created(cluster: ShoalCluster) -> None:
     """Each acknowledged entry is in force on all brokers, and each request as a whole or not."""
     controller = cluster.controller()

@@ -11,7 +11,9 @@ from ports import free_run
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["cluster.md", "backup.md"])
+@pytest.mark.parametrize(
+    "page", ["cluster.md", pytest.param("backup.md", marks=pytest.mark.nightly)]
+)
 def test_the_examples_of_the_page_do_what_it_states(page: str, tmp_path: Path) -> None:
     port = free_run(6)
     text = (DOCS / page).read_text()

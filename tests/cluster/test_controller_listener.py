@@ -105,6 +105,7 @@ def old(tmp_path: Path) -> Iterator[OldStyle]:
         found.stop()
 
 
+@pytest.mark.nightly
 def test_a_quorum_at_the_clients_ports_works_and_moves_with_a_roll(old: OldStyle) -> None:
     admin = AdminClient({"bootstrap.servers": old.bootstrap})
     admin.create_topics([NewTopic("t", 4, 3)], operation_timeout=60)["t"].result(60)

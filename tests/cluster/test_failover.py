@@ -128,7 +128,7 @@ def test_clients_learn_the_new_leader_at_once(cluster: ShoalCluster) -> None:
         cluster.nodes[victim].start()
 
 
-@pytest.mark.parametrize("role", ["leader", "controller"])
+@pytest.mark.parametrize("role", ["leader", pytest.param("controller", marks=pytest.mark.nightly)])
 def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, role: str) -> None:
     async def main() -> tuple[float, float]:
         async with Client(cluster.bootstrap) as client:

@@ -1,7 +1,7 @@
 """Real clients while brokers are killed, frozen and restarted, and a checker of what they saw.
 
-A cluster of three gets each kind of fault. At night, five brokers get faults that a seed draws, up
-to two at once.
+A cluster of three gets a kill and a freeze, at night each kind of fault. Then five brokers get
+faults that a seed draws, up to two at once.
 `FAULTS_S=900 FAULTS_SEED=7 pytest -s tests/cluster/test_faults.py -k five` draws for 900 seconds.
 """
 
@@ -28,12 +28,8 @@ DURATION_S = float(os.environ.get("FAULTS_S", "0"))
 #: Drawn for each run, unless it is given.
 SEED = os.environ.get("FAULTS_SEED") or str(seeding.SEED)
 FEW = 4
-ONCE = [
-    Fault("kill", "leader"),
-    Fault("freeze", "controller"),
-    Fault("restart", "follower"),
-    Fault("freeze", "leader"),
-]
+BY_DAY = [Fault("kill", "leader"), Fault("freeze", "controller")]
+ONCE = [*BY_DAY, Fault("restart", "follower"), Fault("freeze", "leader")]
 HOW, WHOM = ("kill", "freeze", "restart"), ("leader", "follower", "controller")
 #: A rebalance moves leaders without a fault, and locks end with their leader.
 STEADY = CONFIGS | {"auto.leader.rebalance.enable": "false"}
@@ -48,11 +44,20 @@ FIVE = {
 }
 
 
-def test_what_clients_see_while_brokers_die_freeze_and_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(BY_DAY, id="two"),
+        pytest.param(ONCE, id="each", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_clients_see_while_brokers_die_freeze_and_restart(
+    tmp_path: Path, faults: list[Fault]
+) -> None:
     with running(ShoalCluster(tmp_path, configs=STEADY)) as cluster:
         run = Run(cluster)
         run.prepare()
-        for fault in ONCE:
+        for fault in faults:
             run.suffer(fault)
         run.judge()
 

@@ -145,7 +145,7 @@ def test_members_are_killed_at_any_moment(cluster: ShoalCluster) -> None:
         finished = len(committed) + len(member.committed)
         return finished > goal or len(seen | set(member.got)) == count
 
-    for goal in range(count // 5, count, count // 5):
+    for goal in range(count // 3, count, count // 3):
         member = Member(cluster.bootstrap, "h", "payments", keep=KEEP)
         try:
             eventually(lambda m=member, g=goal: enough(m, g), what=f"{goal} commits")

@@ -75,6 +75,7 @@ def end(cluster: ShoalCluster, topic: str, id: int) -> int:
     return int(cluster.ask(id, ApiKey.LIST_OFFSETS, fields).topics[0].partitions[0].offset)
 
 
+@pytest.mark.nightly
 def test_a_cleanly_stopped_broker_below_min_isr_may_lead(cluster: ShoalCluster, topic: str) -> None:
     """It has every acknowledged record, although it is out of the ISR."""
     cluster.nodes[4].stop()

@@ -1,4 +1,4 @@
-"""`shoal cluster` as users type it: brokers on one machine, killed, and stopped in any state."""
+"""`shoal cluster` as users type it, stopped in any state. `test_cluster_page.py` has the rest."""
 
 from __future__ import annotations
 
@@ -40,14 +40,6 @@ def local(tmp_path: Path) -> Iterator[Local]:
     for row in found.status().values():
         if row["pid"] is not None:
             os.kill(int(str(row["pid"])), signal.SIGKILL)
-
-
-def test_it_stops_and_resumes(local: Local) -> None:
-    said = local.says("stop")
-    assert said.startswith("Stopped. The data stays in "), said
-    assert local.states() == ["stopped"] * 3
-    local.says("start")
-    assert local.states() == ["running"] * 3
 
 
 def test_stop_ends_brokers_without_a_quorum_and_reports_each_end(local: Local) -> None:

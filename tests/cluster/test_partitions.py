@@ -217,12 +217,12 @@ def cut(tmp_path: Path, network: Network) -> Iterator[Cut]:
 
 
 def test_a_broker_that_is_cut_off_acknowledges_nothing_and_the_others_continue(cut: Cut) -> None:
-    cluster, leader = cut.cluster, cut.leader()
-    led = [p.partition_index for p in cluster.topic(leader, TOPIC) if p.leader_id == leader]
-    with cut.off("a leader", leader):
-        cut.acknowledges_no_write(leader, led)
-    controller = cluster.controller()
+    """It is the controller, and leads a partition."""
+    cluster, controller = cut.cluster, cut.cluster.controller()
+    led = [p.partition_index for p in cluster.topic(controller, TOPIC) if p.leader_id == controller]
+    assert led
     with cut.off("the controller", controller):
+        cut.acknowledges_no_write(controller, led)
         cut.makes_no_topic(controller)
         asked = cut.others(controller)[0]
         assert cluster.controller(asked=asked, but=controller) != controller

@@ -131,6 +131,7 @@ def test_brokers_are_upgraded_one_after_the_other(older: tuple[ShoalCluster, Rel
     assert "newer release" in refusal or "levels that this release does not support" in refusal
 
 
+@pytest.mark.nightly
 def test_controllers_are_upgraded_one_after_the_other(tmp_path: Path) -> None:
     """The controller asks voters that are no brokers, as only brokers register."""
     roles = {1: "controller", 2: "controller", 3: "controller", 4: "broker"}

@@ -190,7 +190,8 @@ def probe(cluster: ShoalCluster, id: int, path: str) -> int:
 
 
 # Two nodes are drained together, as Kubernetes does it: a broker stops only while all others pass
-# their readiness probe. Catching up is slow, and no partition falls below its min ISR.
+# their readiness probe. Catching up is slow, and no partition falls below its min ISR. By day, the
+# probe is tested above.
 
 
 def may_stop(cluster: ShoalCluster, id: int) -> bool:
@@ -210,6 +211,7 @@ def isr_sizes(cluster: ShoalCluster, asked: int) -> list[int]:
     return [len(p.isr_nodes) for p in cluster.topic(asked, DRAINED)]
 
 
+@pytest.mark.nightly
 def test_drains_of_two_nodes_wait_for_replicas_that_catch_up(cluster: ShoalCluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     throttled = {"leader.replication.throttled.replicas": "*"}

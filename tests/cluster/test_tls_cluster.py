@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MARKER = b"a-record-in-clear-text"
+#: What may leave in clear text.
+RECORDS = 4_000
 _names = (f"topic-{n}" for n in itertools.count())
 
 
@@ -242,14 +244,14 @@ def test_no_record_leaves_in_clear_text(tmp_path: Path) -> None:
                 queue = Queue(client, cluster.bootstrap, partitions=PARTITIONS, replicas=3)
             cluster.on_all(queue.topic, cluster.brokers)
             writer = Writer(cluster, queue.topic)
-            writer.write(20_000)
+            writer.write(RECORDS)
             writer.flush()
             read(cluster, queue.topic, writer.acknowledged)
             with Worker(cluster.librdkafka(), queue) as worker:
                 eventually(lambda: worker.got >= writer.acknowledged, what="all jobs")
         finally:
             cluster.stop()
-    assert capture.bytes > 5 * 20_000 * len(MARKER), "the capture missed packets"
+    assert capture.bytes > 5 * RECORDS * len(MARKER), "the capture missed packets"
     assert capture.found == 0
 
 
@@ -297,6 +299,7 @@ def test_a_broker_is_killed_while_it_loads_certificates(renewing: Secured) -> No
     read(cluster, topic, writer.acknowledged)
 
 
+@pytest.mark.nightly
 def test_certificates_are_renewed_under_load(renewing: Secured) -> None:
     """New leaf certificates, then another authority in three phases: no produce fails, and no
     broker restarts. A client of librdkafka keeps the certificates that it began with."""

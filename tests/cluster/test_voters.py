@@ -85,13 +85,13 @@ def test_a_controller_joins_automatically(tmp_path: Path) -> None:
 
 
 def test_a_voter_that_lost_its_disk_votes_again(tmp_path: Path) -> None:
-    """Each of three in turn, the leader first. Without the return of the first, the quorum would be
-    lost after the second."""
+    """The leader, then another one. Without the return of the first, the quorum would be lost after
+    the second."""
     join = CALM_CONFIGS | {"controller.quorum.auto.join.enable": "true"}
     with running(ShoalCluster(tmp_path, configs=join)) as cluster:
         eventually(lambda: all(directories(cluster).values()), what="directories of all voters")
         leader = cluster.controller()
-        for id in (leader, *(id for id in cluster.brokers if id != leader)):
+        for id in (leader, leader % 3 + 1):
             before = directories(cluster)
             cluster.nodes[id].kill9()
             shutil.rmtree(cluster.nodes[id].data_dir)
