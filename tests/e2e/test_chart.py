@@ -22,6 +22,7 @@ from e2e.release import CHART, KUBE
 from seeding import SEED
 from shoal.console.kubernetes import PLURALS
 from shoal.console.masks import parse_masks
+from sim.seeds import draw_by_day
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,8 +44,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
-#: The number of combinations that a run draws.
-DRAWN = 40
+#: The number of combinations that a run draws, and how many of them by day.
+DRAWN, BY_DAY = 40, 10
 
 
 def template(**values: Any) -> list[Manifest]:
@@ -151,7 +152,9 @@ def test_helm_test_asks_until_the_replica_answers_that_acts() -> None:
 COMBINATIONS = list(itertools.product(*VALUES.values()))
 
 
-@pytest.mark.parametrize("values", random.Random(SEED).sample(COMBINATIONS, DRAWN))
+@pytest.mark.parametrize(
+    "values", draw_by_day(random.Random(SEED).sample(COMBINATIONS, DRAWN), BY_DAY)
+)
 def test_combinations_render(values: tuple[Any, ...]) -> None:
     given = dict(zip(VALUES, values, strict=True))
     made = template(**given)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pytest
 
 ONE_PROCESS = ("tests/spark", "tests/e2e")
-#: What needs neither of them.
-_APART = ("tests/spark/reader/",)
+#: What is in these folders and needs neither.
+_APART = ("tests/spark/reader/", "tests/e2e/test_chart.py")
 _THEIR_SCOPE = " ".join(ONE_PROCESS)
 #: Folders and files that take longest, in the order in which they begin. Attackers come before the
 #: pods of Kubernetes, because they measure the broker's CPU time, which grows a little with load.
@@ -56,8 +56,9 @@ def put_longest_first(items: list[pytest.Item]) -> None:
     """Sort tests so that the longest files begin first, and others fill the gaps at the end."""
 
     def rank(item: pytest.Item) -> int:
+        is_apart = item.nodeid.startswith(_APART)
         ranks = (at for at, path in enumerate(LONGEST) if item.nodeid.startswith(path))
-        return next(ranks, len(LONGEST))
+        return len(LONGEST) if is_apart else next(ranks, len(LONGEST))
 
     items.sort(key=rank)
 
