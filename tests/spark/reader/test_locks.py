@@ -50,7 +50,7 @@ def test_a_batch_longer_than_its_locks(shoal_queue: MakeQueue, kafka_queue: Make
     for query in queries:
         query.queue.produce(range(20))
         query.start(share_renew="false" if query.queue is expiring else "true")
-        assert query.has_batch()
+        eventually(query.has_batch)
     began = time.monotonic()
     sessions = [join_group(query.queue) for query in queries]
     elsewhere: list[dict[int, int]] = [{}, {}, {}]
@@ -82,10 +82,10 @@ def test_two_queries_and_a_consumer_share_the_work(shoal_queue: MakeQueue) -> No
     count = 0
 
     def has_all() -> bool:
+        elsewhere.extend(accept_some(queue, consumer))
         for query in queries:
             if query.has_batch():
                 query.run_batch()
-        elsewhere.extend(accept_some(queue, consumer))
         return sum(len(query.rows) for query in queries) + len(elsewhere) >= count
 
     # They become members one after the other, so continue until each of them has had a record.
