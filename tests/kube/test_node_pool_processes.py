@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LARGE, QUORUM = "main-pool-large", "main-pool-quorum"
 CONTROLLERS = [900, 901, 902]
+#: A broker is unregistered once its session has ended.
+SESSION = {"broker.session.timeout.ms": "5000", "broker.heartbeat.interval.ms": "1000"}
 
 
 def queue_cluster(large: int = 2, **spec: Any) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def queue_cluster(large: int = 2, **spec: Any) -> dict[str, Any]:
         "main",
         replicas=1,
         storage={"size": "1Gi"},
-        config={},
+        config=SESSION,
         listeners=LISTENERS[:1],
         metrics={"port": METRICS},
         nodePools=[
