@@ -17,7 +17,6 @@ import pytest
 from cluster.test_replication import CALM_CONFIGS, PARTITIONS, Writer, check
 from clusters import ShoalCluster, running
 from conditions import eventually_async
-from fault_clients import PACE_S
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Ends a hang. It is not a limit on speed, and shorter than the session of a broker.
 HANG_S = 90.0
+#: Pause between two records.
+PACE_S = 0.01
 
 
 @pytest.fixture(scope="module")

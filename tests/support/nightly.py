@@ -36,6 +36,8 @@ SLACK_S = 360.0
 END_S = 60.0
 #: What a long night gives the soak test of key ranges, in seconds.
 RANGES_S = 1800.0
+#: Pause between two records of a producer beside faults, in seconds.
+FAULTS_PACE_S = "0.004"
 #: The exit codes of `timeout`, and of a shell whose command was interrupted.
 TOO_LATE, INTERRUPTED = 124, 130
 #: The Debian with the newest Python that we support, 3.14. Django 6 needs it, too.
@@ -143,7 +145,9 @@ def parts_of(hours: float, seed: int) -> list[Part]:
 
     def faults(_number: int, seconds: float) -> Command:
         words = (*limited, "-s", "tests/cluster/test_faults.py", "-k", "five")
-        return Command(words, {**drawn, "FAULTS_S": f"{seconds:.0f}"})
+        return Command(
+            words, {**drawn, "FAULTS_S": f"{seconds:.0f}", "FAULTS_PACE_S": FAULTS_PACE_S}
+        )
 
     def select_marked(path: str, *words: str) -> Command:
         """The nightly tests under a path."""
