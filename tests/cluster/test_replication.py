@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 PARTITIONS = 3
+#: Pause between two records of a writer.
+PACE_S = 0.004
 CONFIGS = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
@@ -101,7 +103,8 @@ class Writer:
             self._producer.produce(
                 self._topic, value, partition=n % PARTITIONS, on_delivery=self._delivered
             )
-            self._producer.poll(0.002)
+            self._producer.poll(0)
+            self._stop.wait(PACE_S)
 
     def _failed(self, error: KafkaError) -> None:
         if error.fatal():
