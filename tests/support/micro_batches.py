@@ -86,7 +86,9 @@ class Query:
         self.batches[self._committed] = rows
         self._committed += 1
 
-    def drain(self, sink: Callable[[list[Row]], object] = lambda _: None, **options: Any) -> None:
+    def drain(
+        self, sink: Callable[[list[Row]], object] = lambda _: None, /, **options: Any
+    ) -> None:
         """Run the query with Trigger.AvailableNow to its end; raise the error it fails with."""
         self.start(**options)
         try:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MakeQueue = Callable[..., Queue]
+#: How long a batch works. With a target of a millisecond, that fits fewer records than the least.
+WORK_S = 0.1
 
 
 def test_a_batch_is_no_larger_than_asked(make_queue: MakeQueue) -> None:
@@ -62,7 +65,8 @@ def test_batches_take_as_long_as_asked(shoal_queue: MakeQueue) -> None:
     queue = shoal_queue(partitions=1)
     queue.produce(range(1060), batch=20)
     query = Query(queue)
-    query.drain(minPartitions=2, batch_target_ms=1)
+    work = threading.Event()
+    query.drain(lambda _: work.wait(WORK_S), minPartitions=2, batch_target_ms=1)
     assert [len(rows) for rows in query.batches.values()] == [1000, 20, 20, 20]
     assert query.values == list(range(1060))
     queue.drained()

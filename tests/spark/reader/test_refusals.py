@@ -28,13 +28,12 @@ from shoal_spark.reader import ShareGroupReader
 from shoal_spark.topics import TopicWriter
 
 if TYPE_CHECKING:
-    import re
     from contextlib import AbstractContextManager
 
 MakeQueue = Callable[..., Queue]
 
 
-def refusal(pattern: str | re.Pattern[str]) -> AbstractContextManager[object]:
+def refusal(pattern: str) -> AbstractContextManager[object]:
     return pytest.raises(InvalidOption, match=pattern)
 
 
