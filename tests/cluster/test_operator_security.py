@@ -307,7 +307,7 @@ def test_a_secret_is_all_that_a_client_needs(users: QueueUsers, tmp_path: Path, 
 
 
 @pytest.mark.java
-@pytest.mark.parametrize("kind", ["tls", "scram-sha-512"])
+@pytest.mark.parametrize("kind", ["tls", pytest.param("scram-sha-512", marks=pytest.mark.nightly)])
 def test_java_reads_the_properties(users: QueueUsers, tmp_path: Path, kind: str) -> None:
     users.add("eve", kind, acls=[PRODUCER])
     users.reconcile()

@@ -371,11 +371,13 @@ def saved_logs(store: Path) -> set[str]:
     return {path.name for path in found if path.name.isdigit()}
 
 
-@pytest.mark.parametrize("controllers", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("controllers", [1, 3])
 def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(
     controllers: int, tmp_path: Path
 ) -> None:
-    """The command is a process in the pods of all pools, and real nodes start on what it left."""
+    """The command is a process in the pods of all pools, and real nodes start on what it left. By
+    day, `test_restores.py` has a cluster of one pool."""
     pytest.importorskip("obstore")
     store = tmp_path / "store"
     lost = ShoalProcess(tmp_path / "lost", configs=configs_of(store)).start()

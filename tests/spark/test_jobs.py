@@ -167,6 +167,7 @@ def test_check_orders(
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
 def test_fraud_check(
     shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
