@@ -349,7 +349,10 @@ class Histories(RuleBasedStateMachine):
         assert not self.brokers.throttled
         assert self.found is not None
         assert not self.found["status"].get("throttle")
-        assert not self.found["metadata"].get("finalizers")
+        # A broker that has lost its replicas is cordoned until the resource is changed or deleted.
+        is_cordoning = bool(self.found["status"].get("cordonedBrokers"))
+        assert bool(self.found["metadata"].get("finalizers")) == is_cordoning
+        assert not is_cordoning or self.found["spec"]["mode"] == "RemoveBrokers"
 
 
 TestHistories = Histories.TestCase
