@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -356,3 +357,70 @@ def test_many_ranges_of_a_window(data: st.DataObject) -> None:
         return found, known.get_columns(), left
 
     both(accepted)
+
+
+def long_window(random: Random) -> tuple[OffsetRuns, Locks]:
+    """Return a window of hundreds of runs, most of which alternate between two states."""
+    runs, locks = OffsetRuns(random.randrange(5)), Locks()
+    locks.open(1, Lock("a", 100, first=0, last=0, records=1 << 20))
+    for _ in range(random.choice([1, 40, 400])):
+        state = random.choice([AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED])
+        size, count = random.randint(1, 4), random.choice([0, 0, 0, 1])
+        lock = 1 if state == ACQUIRED else 0
+        runs.append(runs.end + size - 1, state, count, lock, lock and size)
+    return runs, locks
+
+
+def draw_scattered_ranges(
+    random: Random, runs: OffsetRuns, kinds: set[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return some ranges of offsets whose state and delivery count is among `kinds`, most of them
+    far from each other."""
+    share = random.choice([0.01, 0.05, 0.5, 1])
+    offsets = [
+        offset
+        for run in range(len(runs))
+        if (runs.states[run], runs.counts[run]) in kinds
+        for offset in range(runs.firsts[run], runs.get_last(run) + 1)
+        if random.random() < share
+    ]
+    return [(first, last) for first, last, _ in build_acquired_ranges(offsets)]
+
+
+@MANY
+@given(st.integers(0, 1 << 32))
+def test_scattered_ranges_of_a_long_window(seed: int) -> None:
+    """Runs between them move as blocks, up or down or not at all."""
+
+    def changed() -> Any:
+        random = Random(seed)
+        runs, locks = long_window(random)
+        seen = []
+        for number in range(2, 8):
+            locks.open(number, Lock("a", 100, first=0, last=0, records=1 << 20))
+            if ranges := draw_scattered_ranges(random, runs, {(AVAILABLE, 0)}):
+                assert bulk.lock_new(runs, ranges, number)
+            seen.append([list(column) for column in runs.get_columns()])
+            if held := draw_scattered_ranges(random, runs, {(ACQUIRED, 0), (ACQUIRED, 1)}):
+                acks = [(*one, b"\1") for one in held]
+                seen.append(bulk.accept_all(runs, locks, 0, "a", acks))
+            bulk.overwrite(runs, [(runs.start, runs.start, ARCHIVED, 3)])
+            seen.append([list(column) for column in runs.get_columns()])
+            values = list(zip(runs.states, runs.counts, runs.locks, runs.pieces, strict=True))
+            assert all(one != other for one, other in pairwise(values))
+            assert all(one < other for one, other in pairwise(runs.firsts))
+        return seen
+
+    both(changed)
+
+
+def test_a_window_that_cannot_grow_stays_as_it_is() -> None:
+    """Nobody else may look at its columns meanwhile."""
+    runs = OffsetRuns(0)
+    runs.append(99, AVAILABLE)
+    ranges = [(n, n) for n in range(10, 20, 2)]
+    with memoryview(runs.pieces), pytest.raises(BufferError):
+        bulk.lock_new(runs, ranges, 1)
+    assert [len(column) for column in runs.get_columns()] == [1] * 5
+    assert bulk.lock_new(runs, ranges, 1)
+    assert len(runs) == 11

@@ -101,14 +101,10 @@ def _accept(
 def _accept_compiled(
     runs: OffsetRuns, acknowledgements: Sequence[RangeEdit], is_owned: Callable[[int], bool]
 ) -> _Accepted | None:
-    rewritten = _rewrite_compiled(runs, acknowledgements, compiled.ACCEPT_ALL)
-    if rewritten is None:
-        return None
-    spliced, changes, given_back = rewritten
-    if not all(map(is_owned, given_back)):
-        return None
-    runs.splice(*spliced)
-    return changes, given_back
+    accepted: _Accepted | None = _rewrite_compiled(
+        runs, acknowledgements, compiled.ACCEPT_ALL, may_change=is_owned
+    )
+    return accepted
 
 
 def lock_new(runs: OffsetRuns, ranges: Sequence[RangeEdit], number: int) -> bool:
@@ -117,10 +113,7 @@ def lock_new(runs: OffsetRuns, ranges: Sequence[RangeEdit], number: int) -> bool
     Return False, and change nothing, if one was delivered before or is not available.
     """
     if compiled.native is not None:
-        rewritten = _rewrite_compiled(runs, ranges, compiled.LOCK, number)
-        if rewritten is not None:
-            runs.splice(*rewritten[0])
-        return rewritten is not None
+        return _rewrite_compiled(runs, ranges, compiled.LOCK, number) is not None
 
     def lock_run(_edit: RangeEdit, _first: int, _last: int, values: RunValues) -> RunValues | None:
         return (ACQUIRED, 1, number, 0) if values[0] == AVAILABLE and values[1] == 0 else None
@@ -135,8 +128,6 @@ def overwrite(runs: OffsetRuns, batches: Sequence[RangeEdit]) -> None:
         rewritten = _rewrite_compiled(runs, batches, compiled.OVERWRITE)
     if rewritten is None:
         runs.rewrite(batches, _overwrite_run)
-    else:
-        runs.splice(*rewritten[0])
 
 
 def _overwrite_run(batch: RangeEdit, _first: int, _last: int, _values: RunValues) -> RunValues:
@@ -144,12 +135,17 @@ def _overwrite_run(batch: RangeEdit, _first: int, _last: int, _values: RunValues
 
 
 def _rewrite_compiled(
-    runs: OffsetRuns, edits: Sequence[RangeEdit], rule: int, number: int = 0
+    runs: OffsetRuns,
+    edits: Sequence[RangeEdit],
+    rule: int,
+    number: int = 0,
+    may_change: Callable[[int], bool] | None = None,
 ) -> Any:
     """Rewrite runs by a compiled rule.
 
-    Return the arguments of `Runs.splice`, the accepted records as changes to persist, and the
-    number of records of each lock. Return None if the rule does not apply.
+    Return the accepted records as changes to persist, and the number of records of each lock.
+    Return None, and change nothing, if the rule does not apply, or `may_change` is false of a lock.
     """
     assert compiled.native is not None
-    return compiled.native.rewrite(runs.get_columns(), runs.end, list(edits), rule, number)
+    columns, edit_list = runs.get_columns(), list(edits)
+    return compiled.native.rewrite_runs(columns, runs.end, edit_list, rule, number, may_change)

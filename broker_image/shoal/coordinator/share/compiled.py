@@ -6,7 +6,7 @@ A C compiler builds them (`shoal.compile`). Python code beside each call does th
   `record_facts.compute_key_hashes` returns them, or None if the caller has to use `facts`.
 * `keys(data, bases, lasts, ends, cursor, budget)`: those of all batches of a read.
 * `KeyQueues`: the per-key FIFOs (`make_key_queues.KeyQueues`).
-* `rewrite`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
+* `rewrite_runs`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
 * `build_thinned`, `gather`: batches without the records of other members (`Batches.build_thinned`),
   of one
   read or of all cached reads (`ReadCache.gather`).
@@ -31,10 +31,10 @@ try:
     from shoal.coordinator.share import _bulk as native  # type: ignore[attr-defined,no-redef]
 except ImportError:
     native = None
-if os.environ.get("PURE_PYTHON") or not hasattr(native, "acquired"):
+if os.environ.get("PURE_PYTHON") or not hasattr(native, "rewrite_runs"):
     native = None  # Or they were compiled from older sources.
 
-#: Rules of `rewrite`, as in `native/windows.c`.
+#: Rules of `rewrite_runs`, as in `native/windows.c`.
 LOCK, ACCEPT_ALL, OVERWRITE = range(3)
 
 

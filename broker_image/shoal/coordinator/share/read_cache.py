@@ -39,10 +39,11 @@ class ReadCache:
         return len(self._reads)
 
     def add(self, batches: Batches) -> None:
-        """Keep a read that continues the last one. Any other read replaces all."""
+        """Keep a read, in place of those that do not begin before it. It may begin within the last
+        one: a scan that ends within a read continues there with another."""
         reads = self._reads
-        if reads and batches.bases[0] <= reads[-1].bases[-1]:
-            self.clear()
+        while reads and batches.bases[0] <= reads[-1].bases[0]:
+            self._size -= len(reads.pop().data)
         reads.append(batches)
         self._size += len(batches.data)
         while self._size > self._bytes_max:

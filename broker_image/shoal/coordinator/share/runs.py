@@ -179,21 +179,6 @@ class OffsetRuns:
         """Return state, count, lock and piece of a run."""
         return self.states[run], self.counts[run], self.locks[run], self.pieces[run]
 
-    def splice(
-        self,
-        begin: int,
-        past: int,
-        firsts: bytes,
-        states: bytes,
-        counts: bytes,
-        locks: bytes,
-        pieces: bytes,
-    ) -> None:
-        """Replace the runs from `begin` to `past` by runs given as the bytes of their columns."""
-        self.firsts[begin:past] = array("q", firsts)
-        self.states[begin:past], self.counts[begin:past] = states, counts
-        self.locks[begin:past], self.pieces[begin:past] = array("I", locks), array("I", pieces)
-
     def drop_runs(self, number: int) -> None:
         """Move the window's start past its first `number` runs."""
         del self.firsts[:number], self.states[:number], self.counts[:number]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shoal.coordinator.share import read_cache
 from shoal.coordinator.share.batches import Batches, scan
-from shoal.record.records import build_batch
+from shoal.record.batch import iter_headers
+from shoal.record.records import build_batch, read_records
 
 
 def read(first: int, batches: int = 2, size: int = 10) -> Batches:
@@ -30,13 +31,27 @@ def test_an_offset_is_found_in_the_read_that_holds_it() -> None:
     assert kept.find(80) == (None, None)
 
 
-def test_a_read_that_begins_before_the_last_one_ends_is_kept_alone() -> None:
-    kept = read_cache.ReadCache()
-    kept.add(read(0))
-    kept.add(read(20))
-    kept.add(read(20))
-    assert len(kept) == 1
-    assert kept.find(0) == (None, 20)
+def test_a_read_replaces_those_that_do_not_begin_before_it() -> None:
+    kept, first, again = read_cache.ReadCache(), read(0), read(20)
+    for one in (first, read(20), read(40), again):
+        kept.add(one)
+    assert len(kept) == 2
+    assert [kept.find(at)[0] for at in (0, 20, 39)] == [first, again, again]
+    assert kept.find(40) == (None, None)
+
+
+def test_a_read_may_begin_within_the_last_one() -> None:
+    """As if a scan had ended at offset 10."""
+    kept, reads = read_cache.ReadCache(), [read(0), read(10)]
+    for one in reads:
+        kept.add(one)
+    assert [kept.find(at)[0] for at in (9, 10, 19, 20)] == [reads[0], *reads[:1] * 2, reads[1]]
+    count, data = kept.gather([5, 15, 25], 1 << 20, 0)
+    assert (count or 3) == 3  # None are gathered without the compiled loops.
+    if count:
+        got = [record.offset for at, _ in iter_headers(data) for record in read_records(data, at)]
+        assert got == [5, 15, 25]
+    assert [part for part, _ in kept.split_by_read([5, 15, 25])] == [[5, 15], [25]]
 
 
 def test_the_oldest_go_when_there_is_more_than_may_be_kept() -> None:

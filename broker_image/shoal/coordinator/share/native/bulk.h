@@ -66,7 +66,7 @@ HIDDEN PyObject *bulk_keys(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_scan(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_thinned(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_gathered(PyObject *self, PyObject *args);
-HIDDEN PyObject *bulk_rewrite(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_rewrite_runs(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_ranges(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_spans(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_accepts(PyObject *self, PyObject *batches);

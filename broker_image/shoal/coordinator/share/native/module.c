@@ -7,7 +7,7 @@ static PyMethodDef methods[] = {
     {"scan", bulk_scan, METH_VARARGS, NULL},
     {"thinned", bulk_thinned, METH_VARARGS, NULL},
     {"gathered", bulk_gathered, METH_VARARGS, NULL},
-    {"rewrite", bulk_rewrite, METH_VARARGS, NULL},
+    {"rewrite_runs", bulk_rewrite_runs, METH_VARARGS, NULL},
     {"ranges", bulk_ranges, METH_O, NULL},
     {"spans", bulk_spans, METH_VARARGS, NULL},
     {"accepts", bulk_accepts, METH_O, NULL},
