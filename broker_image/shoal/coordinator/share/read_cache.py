@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BYTES_MAX = 1024 * 1024
 #: The same in a fair group, for each record that it looks ahead. Records of quiet tenants were
 #: scanned lately and lie far from each other: a read for each would be most of a fetch's cost.
-FAIR_BYTES_PER_RECORD = 40
+FAIR_BYTES_PER_RECORD = 100
 
 
 class ReadCache:

@@ -133,8 +133,9 @@ def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch
     relevant = [batch for batch in batches if batch[1] >= start_offset]
     if not relevant or (len(relevant) == 1 and relevant[0][0] >= start_offset):
         return relevant
-    if compiled.native is not None and (begin := min(relevant)[0]) >= start_offset:
-        joined = compiled.native.joined(sorted(relevant), begin)
+    if compiled.native is not None:
+        joined = compiled.native.joined(sorted(relevant), start_offset)
+        begin = max(start_offset, min(relevant)[0])
         return list(StateBatches(begin, relevant)) if joined is None else joined
     rising: list[StateBatch] = []
     for batch in sorted(relevant):

@@ -417,10 +417,11 @@ class ShareLeader:
         """Settle a member's records, and call `waiter` after the commit. If it refuses, return the
         reason and do not call `waiter`."""
         now_ms, settings, share = self.now_ms(), self.settings, self.share
-        for entry in acknowledgements:
-            delay_ms = entry[3] if len(entry) > 3 else None
-            if delay_ms is not None and delay_ms > settings.release_delay_max_ms:
-                return _make_too_late_failure(delay_ms, settings.release_delay_max_ms)
+        if max(map(len, acknowledgements), default=0) > 3:
+            for entry in acknowledgements:
+                delay_ms = entry[3] if len(entry) > 3 else None
+                if delay_ms is not None and delay_ms > settings.release_delay_max_ms:
+                    return _make_too_late_failure(delay_ms, settings.release_delay_max_ms)
         was_full = share.in_flight >= settings.max_record_locks
         outcome = share.acknowledge(
             now_ms,

@@ -38,6 +38,7 @@ SCANNED_RECORDS_MAX = 2000
 #: up to which one read covers both.
 SCAN_BYTES_MIN, SCAN_BYTES = 48 * 1024, 128 * 1024
 READ_SIZE_MIN = 16 * 1024
+GAP_BYTES = READ_SIZE_MIN
 #: A smaller read takes as long, and may have to be repeated, if the batch of its record is larger.
 RECORD_READ_BYTES = 4 * 1024
 #: Maximum reads of one fetch.
@@ -254,7 +255,7 @@ def _get_batches(
         return cached
     if end is not None:
         chosen = chosen[: bisect_left(chosen, end)]
-    guess = _compute_span(chosen, READ_SIZE_MIN / leader.record_size) * leader.record_size * 1.1
+    guess = _compute_span(chosen, GAP_BYTES / leader.record_size) * leader.record_size * 1.1
     data, _ = leader.read(chosen[0], min(max(int(guess), RECORD_READ_BYTES), room_bytes), limit)
     return scan(data, chosen[0])
 

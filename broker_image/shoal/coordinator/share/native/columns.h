@@ -40,14 +40,17 @@ static inline int window_open(PyObject *runs, Window *window)
     return 0;
 }
 
-/* The run of an offset, near that of the last one; -1 below the window. */
+/* The run of an offset, often a little behind that of the last one; -1 below the window. */
 static inline Py_ssize_t window_run(const Window *window, int64_t offset, Py_ssize_t run)
 {
     const int64_t *firsts = window->firsts.buf;
-    if (run >= 0 && firsts[run] <= offset &&
-        (run + 1 == window->size || offset < firsts[run + 1]))
-        return run;
-    return run_of(firsts, window->size, offset);
+    if (run < 0 || firsts[run] > offset)
+        return run_of(firsts, window->size, offset);
+    Py_ssize_t step = 1;
+    for (; run + step < window->size && firsts[run + step] <= offset; step *= 2)
+        run += step;
+    Py_ssize_t past = run + step < window->size ? run + step : window->size;
+    return run + run_of(firsts + run, past - run, offset);
 }
 
 /* Return 1 and the bounds of a change that ends records, 0 for another change, -1 with an error. */

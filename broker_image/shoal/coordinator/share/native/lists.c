@@ -102,41 +102,49 @@ static int numbers_of(PyObject *batch, long long numbers[4])
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* joined(batches, start) -> state batches with equal neighbours joined | None if they do not rise
- * or begin below the start */
+/* joined(batches, start) -> state batches from the start on with equal neighbours joined | None if
+ * they do not rise */
 PyObject *bulk_joined(PyObject *self, PyObject *args)
 {
     PyObject *batches;
     long long start;
     if (!PyArg_ParseTuple(args, "O!L", &PyList_Type, &batches, &start))
         return NULL;
-    PyObject *found = PyList_New(0);
-    long long first = 0, last = start > 0 ? start - 1 : -1, state = -1, count = -1;
-    Py_ssize_t size = PyList_GET_SIZE(batches), begin = 0;
+    PyObject *found = PyList_New(0), *begin = NULL; /* The batch that begins what is joined. */
+    long long first = 0, last = -1, state = 0, count = 0;
+    int is_changed = 0;
+    Py_ssize_t size = PyList_GET_SIZE(batches);
     for (Py_ssize_t i = 0; found != NULL && i <= size; i++) {
-        long long next[4] = {0, 0, -2, -2};
+        long long next[4] = {0, 0, 0, 0};
         if (i < size && numbers_of(PyList_GET_ITEM(batches, i), next) < 0) {
             Py_CLEAR(found);
             break;
         }
-        if (i < size && next[0] <= last) {
+        if (i < size && next[1] < start)
+            continue;
+        if (i < size && begin != NULL && next[0] <= last) {
             Py_DECREF(found);
             Py_RETURN_NONE;
         }
-        if (i && i < size && next[0] - 1 == last && next[2] == state && next[3] == count) {
+        if (i < size && begin != NULL && next[0] - 1 == last && next[2] == state &&
+            next[3] == count) {
             last = next[1];
+            is_changed = 1;
             continue;
         }
-        if (i) {
-            PyObject *one = PyList_GET_ITEM(batches, begin), *made = NULL;
-            if (i - begin > 1)
-                one = made = Py_BuildValue("(LLLL)", first, last, state, count);
-            if (one == NULL || PyList_Append(found, one) < 0)
+        if (begin != NULL) {
+            PyObject *made = is_changed ? Py_BuildValue("(LLLL)", first, last, state, count)
+                                        : Py_NewRef(begin);
+            if (made == NULL || PyList_Append(found, made) < 0)
                 Py_CLEAR(found);
             Py_XDECREF(made);
         }
-        begin = i;
-        first = next[0], last = next[1], state = next[2], count = next[3];
+        if (i < size) {
+            begin = PyList_GET_ITEM(batches, i);
+            is_changed = next[0] < start;
+            first = is_changed ? start : next[0];
+            last = next[1], state = next[2], count = next[3];
+        }
     }
     return found;
 }

@@ -160,25 +160,44 @@ static void close_read(Read *read)
     Py_CLEAR(read->ends);
 }
 
-/* The fields of a `Batches`: 0, or -1 with an error. */
-static int open_read(PyObject *batches, Read *read)
+/* The names of the fields of a `Batches`, made once. */
+enum { DATA, BASES, LASTS, ENDS, FIELDS };
+static const char *field_texts[FIELDS] = {"data", "bases", "lasts", "ends"};
+static PyObject *field_names[FIELDS];
+
+static PyObject *field_of(PyObject *batches, int field)
+{
+    if (field_names[field] == NULL)
+        field_names[field] = PyUnicode_InternFromString(field_texts[field]);
+    return field_names[field] == NULL ? NULL : PyObject_GetAttr(batches, field_names[field]);
+}
+
+/* The fields of a `Batches`: 1, or -1 with an error. Return 0, and open nothing, if it ends below
+ * an offset. */
+static int open_read(PyObject *batches, int64_t offset, Read *read)
 {
     memset(read, 0, sizeof(Read));
-    PyObject *data = PyObject_GetAttrString(batches, "data");
+    if ((read->lasts = field_of(batches, LASTS)) == NULL)
+        return -1;
+    int64_t last;
+    int is_list = PyList_Check(read->lasts);
+    if (is_list && number_at(read->lasts, PyList_GET_SIZE(read->lasts) - 1, &last) == 0 &&
+        last < offset) {
+        Py_CLEAR(read->lasts);
+        return 0;
+    }
+    PyObject *data = PyErr_Occurred() ? NULL : field_of(batches, DATA);
     int failed = data == NULL || PyObject_GetBuffer(data, &read->view, PyBUF_SIMPLE) < 0;
     Py_XDECREF(data);
-    if (failed) {
+    if (failed)
         read->view.obj = NULL;
-        return -1;
-    }
-    if ((read->bases = PyObject_GetAttrString(batches, "bases")) == NULL ||
-        (read->lasts = PyObject_GetAttrString(batches, "lasts")) == NULL ||
-        (read->ends = PyObject_GetAttrString(batches, "ends")) == NULL) {
+    if (failed || (read->bases = field_of(batches, BASES)) == NULL ||
+        (read->ends = field_of(batches, ENDS)) == NULL) {
         close_read(read);
         return -1;
     }
-    if (PyList_Check(read->bases) && PyList_Check(read->lasts) && PyList_Check(read->ends))
-        return 0;
+    if (PyList_Check(read->bases) && is_list && PyList_Check(read->ends))
+        return 1;
     close_read(read);
     PyErr_SetString(PyExc_TypeError, "places of batches are lists");
     return -1;
@@ -224,10 +243,13 @@ PyObject *bulk_gathered(PyObject *self, PyObject *args)
     for (Py_ssize_t i = 0; !PyErr_Occurred() && at < count && i < PyList_GET_SIZE(reads); i++) {
         Read read;
         Py_ssize_t range_count, left = room - made.size, taken;
+        int opened;
         if (at && left <= 0)
             break;
-        if (open_read(PyList_GET_ITEM(reads, i), &read) < 0)
+        if ((opened = open_read(PyList_GET_ITEM(reads, i), offsets[at], &read)) < 0)
             break;
+        if (!opened)
+            continue;
         taken = ranges_in(&read, offsets + at, count - at, offsets + count, &range_count);
         if (taken > 0 && read.view.len > (left > least ? left : least))
             taken = -2;
