@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.log import slices
 from shoal.log.errors import OffsetOutOfRange
 from shoal.log.remote import RemoteUnavailable
-from shoal.record.batch import OVERHEAD, Buffer, iter_headers, read_header
+from shoal.record.batch import HEADER_SIZE, Buffer, read_header, read_place
 
 if TYPE_CHECKING:
     from shoal.log.segment import Segment
@@ -140,10 +140,10 @@ def _remember(log: LogState, offset: int, segment: Segment, position: int) -> No
 def _find_whole_end(data: Buffer, position: int, bound: int) -> tuple[int, int]:
     """Return (next offset, end position) of the whole batches in `data` from `position` on that lie
     below `bound`. A next offset of 0 means that there are none."""
-    next_offset = 0
-    for start, header in iter_headers(data, position):
-        if header.next_offset > bound:
+    next_offset, size = 0, len(data)
+    while size - position >= HEADER_SIZE:
+        behind, end = read_place(data, position)
+        if end > size or behind > bound:
             break
-        next_offset = header.next_offset
-        position = start + header.batch_length + OVERHEAD
+        next_offset, position = behind, end
     return next_offset, position

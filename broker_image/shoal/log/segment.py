@@ -24,6 +24,7 @@ from shoal.record.batch import (
     CorruptBatch,
     iter_headers,
     read_header,
+    read_place,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ DELETED, CLEANED, SWAP = ".deleted", ".cleaned", ".swap"
 FILES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 #: Bytes that a scan of batches reads at a time.
 SCAN_BYTES = 256 * 1024
+#: Bytes that a search for a batch reads at a time: some intervals of the index.
+_HEADER_BYTES = 16 * 1024
 
 
 def format_file_name(base_offset: int, kind: str) -> str:
@@ -194,7 +197,7 @@ class Segment:
     def read_headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         """Iterate over (position, header) from the start of a batch on, skipping large records."""
         while position + HEADER_SIZE <= self.size:
-            chunk = self.read(position, 16 * 1024)
+            chunk = self.read(position, _HEADER_BYTES)
             chunk_position = 0
             while chunk_position + HEADER_SIZE <= len(chunk):
                 header = read_header(chunk, chunk_position)
@@ -208,9 +211,19 @@ class Segment:
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
         """Return the first batch whose last offset is at least `offset`."""
-        for position, header in self.read_headers(self.offset_index.find_position(offset)):
-            if header.last_offset >= offset:
-                return position, header
+        position = self.offset_index.find_position(offset)
+        while position + HEADER_SIZE <= self.size:
+            chunk, at = self.read(position, _HEADER_BYTES), 0
+            while at + HEADER_SIZE <= len(chunk):
+                next_offset, end = read_place(chunk, at)
+                if position + end > self.size:
+                    return None
+                if next_offset > offset:
+                    return position + at, read_header(chunk, at)
+                at = end
+            if not at:
+                raise CorruptBatch(f"{self.build_path(LOG)} ends at byte {position + len(chunk)}")
+            position += at
         return None
 
     def find_next_offset(self) -> int:

@@ -49,6 +49,9 @@ NO_LEADER_EPOCH = -1
 SEQUENCE_MAX = 2**31 - 1
 
 _PREFIX = struct.Struct(build_format("base_offset", "batch_length"))
+_PLACE = struct.Struct(
+    build_format("base_offset", "batch_length", "magic", "last_offset_delta")
+)
 _EPOCH = struct.Struct(build_format("leader_epoch"))
 _CRC = struct.Struct(build_format("crc"))
 _ATTRIBUTES = struct.Struct(build_format("attributes"))
@@ -162,6 +165,15 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
             f"offsets {header.base_offset} + {header.last_offset_delta} at byte {at}"
         )
     return header
+
+
+def read_place(buf: Buffer, at: int) -> tuple[int, int]:
+    """Return the offset behind the batch whose header is at `at`, and the position behind it, in
+    half the time of `read_header`. Raises `CorruptBatch`."""
+    base_offset, length, magic, delta = _PLACE.unpack_from(buf, at)
+    if magic != MAGIC or length < HEADER_SIZE - OVERHEAD or delta < 0 or base_offset < 0:
+        read_header(buf, at)  # Raises.
+    return base_offset + delta + 1, at + length + OVERHEAD
 
 
 def iter_headers(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:

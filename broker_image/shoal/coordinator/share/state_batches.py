@@ -108,7 +108,8 @@ class StateBatches:
         elif not runs.start <= start_offset < runs.end:
             self._runs = OffsetRuns(start_offset)
         else:
-            runs.drop_runs(runs.cut(start_offset))
+            runs.drop_runs(runs.find_run(start_offset))
+            runs.firsts[0] = start_offset
 
     def get_size_bytes(self) -> int:
         """Return the memory of the batches."""

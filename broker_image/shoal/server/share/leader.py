@@ -663,6 +663,8 @@ class ShareLeader:
         """A write is committed, or has failed. Free the keys of records that it ends, and write
         dead letters for its ARCHIVING records."""
         self._writes -= 1
+        if self._write is write:
+            self._write = None  # Its changes are many objects, and cheaper to free now than later.
         if failure is None:
             self._ports.write_times.note("", self.now_ms() - write.begun_ms)
         for waiter in write.waiters:

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 #: Records that one fetch scans: some 5 ms of work.
 SCANNED_RECORDS_MAX = 2000
+#: A smaller rest of them is not worth a read.
+SCANNED_RECORDS_LEFT = 100
 #: Minimum and maximum bytes of one read to scan. And the size of a gap between two chosen records
 #: up to which one read covers both.
 SCAN_BYTES_MIN, SCAN_BYTES = 48 * 1024, 128 * 1024
 READ_SIZE_MIN = 16 * 1024
-GAP_BYTES = READ_SIZE_MIN
 #: A smaller read takes as long, and may have to be repeated, if the batch of its record is larger.
 RECORD_READ_BYTES = 4 * 1024
 #: Maximum reads of one fetch.
@@ -255,7 +256,7 @@ def _get_batches(
         return cached
     if end is not None:
         chosen = chosen[: bisect_left(chosen, end)]
-    guess = _compute_span(chosen, GAP_BYTES / leader.record_size) * leader.record_size * 1.1
+    guess = _compute_span(chosen, READ_SIZE_MIN / leader.record_size) * leader.record_size * 1.1
     data, _ = leader.read(chosen[0], min(max(int(guess), RECORD_READ_BYTES), room_bytes), limit)
     return scan(data, chosen[0])
 
@@ -281,9 +282,11 @@ def _scan(
     """Scan as many records as are needed and one fetch may scan. Return the changes to persist."""
     changes: list[StateBatch] = []
     budget = SCANNED_RECORDS_MAX
+    # A fair group looks as far ahead as it may.
+    wanted = records if selection.fair is None else selection.policy.fairness_lookahead
     selection.begin_scan()
     while selection.needs_scan(records, limit):
-        if budget <= 0 or selection.must_pause:
+        if budget < SCANNED_RECORDS_LEFT or selection.must_pause:
             if selection.large_read is not None:
                 _start(leader, selection.large_read)
             elif not selection.may_choose():
@@ -293,7 +296,7 @@ def _scan(
         if not selection.is_open:
             if offset >= limit:
                 break
-            estimate = int((records - selection.queued) * leader.record_size)
+            estimate = int(min(wanted - selection.queued, budget) * leader.record_size)
             size = min(max(estimate, SCAN_BYTES_MIN), SCAN_BYTES)
             data, next_offset = leader.read(offset, size, limit)
             aborted = leader.list_aborted(offset, next_offset) if settings.read_committed else ()

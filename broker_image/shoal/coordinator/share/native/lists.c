@@ -6,23 +6,26 @@ PyObject *bulk_ranges(PyObject *self, PyObject *offsets)
 {
     if (!PyList_CheckExact(offsets))
         return PyErr_Format(PyExc_TypeError, "offsets are a list");
-    PyObject *found = PyList_New(0);
+    PyObject *found = PyList_New(0), *one = PyLong_FromLong(1);
     Py_ssize_t size = PyList_GET_SIZE(offsets), begin = 0;
     long long before = 0;
+    if (one == NULL)
+        Py_CLEAR(found);
     for (Py_ssize_t i = 0; found != NULL && i <= size; i++) {
         long long offset = i < size ? PyLong_AsLongLong(PyList_GET_ITEM(offsets, i)) : -2;
         if (offset == -1 && PyErr_Occurred()) {
             Py_CLEAR(found);
         } else if (i && (offset != before + 1 || i == size)) {
-            PyObject *one = Py_BuildValue("(OOi)", PyList_GET_ITEM(offsets, begin),
-                                          PyList_GET_ITEM(offsets, i - 1), 1);
-            if (one == NULL || PyList_Append(found, one) < 0)
+            PyObject *range = PyTuple_Pack(3, PyList_GET_ITEM(offsets, begin),
+                                           PyList_GET_ITEM(offsets, i - 1), one);
+            if (range == NULL || PyList_Append(found, range) < 0)
                 Py_CLEAR(found);
-            Py_XDECREF(one);
+            Py_XDECREF(range);
             begin = i;
         }
         before = offset;
     }
+    Py_XDECREF(one);
     return found;
 }
 

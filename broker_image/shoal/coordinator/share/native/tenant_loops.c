@@ -196,8 +196,8 @@ static int reaches(Reach *reach, int64_t offset)
 
 /* The tenants of a round: a heap by their most urgent entry, with the records that each may get. */
 typedef struct {
+    int64_t head, left;
     uint32_t place;
-    int64_t left;
 } Turn;
 
 typedef struct {
@@ -208,19 +208,16 @@ typedef struct {
     int is_in_place;
 } Round;
 
-static void round_sift(Tenants *self, Round *round, uint32_t at)
+static void round_sift(Round *round, uint32_t at)
 {
-    Turn turn = round->turns[at];
-    int64_t head = head_of(TENANT(turn.place));
+    Turn turn = round->turns[at], *turns = round->turns;
     for (uint32_t below; (below = 2 * at + 1) < round->size; at = below) {
-        if (below + 1 < round->size && head_of(TENANT(round->turns[below + 1].place)) <
-                                           head_of(TENANT(round->turns[below].place)))
-            below++;
-        if (head_of(TENANT(round->turns[below].place)) > head)
+        below += below + 1 < round->size && turns[below + 1].head < turns[below].head;
+        if (turns[below].head > turn.head)
             break;
-        round->turns[at] = round->turns[below];
+        turns[at] = turns[below];
     }
-    round->turns[at] = turn;
+    turns[at] = turn;
 }
 
 /* Whole quanta of records that members hold of a tenant. */
@@ -233,7 +230,7 @@ static void round_add(Tenants *self, Round *round, uint32_t place, int64_t quant
 {
     Tenant *tenant = TENANT(place);
     int64_t left = (int64_t)((quanta + 1) * self->quantum * tenant->weight) - tenant->in_flight;
-    round->turns[round->size++] = (Turn){place, left < 1 ? 1 : left};
+    round->turns[round->size++] = (Turn){head_of(tenant), left < 1 ? 1 : left, place};
 }
 
 /* Begin a round with those of the next tenants that have equally many quanta. If there is room for
@@ -257,7 +254,7 @@ static void round_begin(Tenants *self, Round *round)
         }
     }
     for (uint32_t at = round->size / 2; at-- > 0;)
-        round_sift(self, round, at);
+        round_sift(round, at);
 }
 
 /* End the first turn. Return 0, or -1 with an error. */
@@ -266,7 +263,7 @@ static int round_pop(Tenants *self, Round *round)
     uint32_t place = round->turns[0].place;
     round->turns[0] = round->turns[--round->size];
     if (round->size)
-        round_sift(self, round, 0);
+        round_sift(round, 0);
     else if (round->is_in_place)
         order_all(self);
     return round->is_in_place ? 0 : offer(self, place);
@@ -296,7 +293,8 @@ static int take_entry(Tenants *self, Round *round)
         return offer(self, tenant);
     if (!--round->turns[0].left || !TENANT(tenant)->size)
         return round_pop(self, round);
-    round_sift(self, round, 0);
+    round->turns[0].head = head_of(TENANT(tenant));
+    round_sift(round, 0);
     return 0;
 }
 
