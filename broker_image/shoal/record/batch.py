@@ -49,9 +49,7 @@ NO_LEADER_EPOCH = -1
 SEQUENCE_MAX = 2**31 - 1
 
 _PREFIX = struct.Struct(build_format("base_offset", "batch_length"))
-_PLACE = struct.Struct(
-    build_format("base_offset", "batch_length", "magic", "last_offset_delta")
-)
+_PLACE = struct.Struct(build_format("base_offset", "batch_length", "magic", "last_offset_delta"))
 _EPOCH = struct.Struct(build_format("leader_epoch"))
 _CRC = struct.Struct(build_format("crc"))
 _ATTRIBUTES = struct.Struct(build_format("attributes"))
