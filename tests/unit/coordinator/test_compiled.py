@@ -396,7 +396,7 @@ def test_scattered_ranges_of_a_long_window(seed: int) -> None:
     def changed() -> Any:
         random = Random(seed)
         runs, locks = long_window(random)
-        seen = []
+        seen: list[Any] = []
         for number in range(2, 8):
             locks.open(number, Lock("a", 100, first=0, last=0, records=1 << 20))
             if ranges := draw_scattered_ranges(random, runs, {(AVAILABLE, 0)}):

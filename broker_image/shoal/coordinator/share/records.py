@@ -139,8 +139,10 @@ _UPDATE = MessageSpec(
     flexible="0+",
 )
 _VALUES = {ShareRecordType.SHARE_SNAPSHOT: _SNAPSHOT, ShareRecordType.SHARE_UPDATE: _UPDATE}
-# An update's value: version, epochs, start offset; then batches; then the tagged count.
+# An update's value: version, epochs, start offset; then batches; then the tagged count. That of a
+# snapshot has the epoch of the state too, and two timestamps.
 _UPDATE_HEAD = struct.Struct(">hiiq")
+_SNAPSHOT_HEAD = struct.Struct(">hiiiqqq")
 _BATCH = struct.Struct(">qqbhB")
 _UNTAGGED_BATCH = struct.Struct(">qqbhx")
 _NO_TAGS = b"\x00"
@@ -154,6 +156,20 @@ class ShareUpdate(NamedTuple):
     snapshot_epoch: int
     leader_epoch: int
     start_offset: int
+    delivery_complete_count: int
+    state_batches: Sequence[StateBatch]
+    delays: Sequence[Delay] = ()
+
+
+class ShareSnapshot(NamedTuple):
+    """The fields of a snapshot, in the order of the value."""
+
+    snapshot_epoch: int
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    create_timestamp: int
+    write_timestamp: int
     delivery_complete_count: int
     state_batches: Sequence[StateBatch]
     delays: Sequence[Delay] = ()
@@ -185,7 +201,15 @@ def encode_snapshot(
     state_batches: Sequence[StateBatch],
     delays: Sequence[Delay] = (),
 ) -> CoordinatorRecord:
-    """Return a snapshot record. Timestamps are epoch milliseconds."""
+    """Return a snapshot record. Timestamps are epoch milliseconds. It is encoded by hand, since it
+    may have tens of thousands of state batches."""
+    record_key = encode_key(ShareRecordType.SHARE_SNAPSHOT, key)
+    if not delays:
+        epochs = (snapshot_epoch, state_epoch, leader_epoch)
+        times = (create_timestamp, write_timestamp)
+        out = bytearray(_SNAPSHOT_HEAD.pack(_VERSION, *epochs, start_offset, *times))
+        _put_batches(out, state_batches, delivery_complete_count)
+        return CoordinatorRecord(record_key, bytes(out))
     out = bytearray(_INT16.pack(_VERSION))
     fields = {
         "snapshot_epoch": snapshot_epoch,
@@ -198,7 +222,7 @@ def encode_snapshot(
         **_build_range_fields(state_batches, delays),
     }
     compiler.get_writer(_SNAPSHOT.get_struct(_VERSION))(out, fields)
-    return CoordinatorRecord(encode_key(ShareRecordType.SHARE_SNAPSHOT, key), bytes(out))
+    return CoordinatorRecord(record_key, bytes(out))
 
 
 def encode_update(update: ShareUpdate) -> bytes:
@@ -207,14 +231,18 @@ def encode_update(update: ShareUpdate) -> bytes:
     if update.delays:
         return _encode_update_with_delays(update)
     out = bytearray(_UPDATE_HEAD.pack(_VERSION, *update[:3]))
-    compiler.put_uvarint(out, len(update.state_batches) + 1)
-    if compiled.native is not None and type(update.state_batches) is list:
-        out += compiled.native.packed(update.state_batches)
-    else:
-        out += b"".join(starmap(_UNTAGGED_BATCH.pack, update.state_batches))
-    complete = update.delivery_complete_count
-    out += _NO_TAGS if complete == -1 else _COMPLETE_HEAD + complete.to_bytes(4, "big")
+    _put_batches(out, update.state_batches, update.delivery_complete_count)
     return bytes(out)
+
+
+def _put_batches(out: bytearray, batches: Sequence[StateBatch], complete: int) -> None:
+    """Put state batches, and the tagged fields that follow in values without delays."""
+    compiler.put_uvarint(out, len(batches) + 1)
+    if compiled.native is not None and type(batches) is list:
+        out += compiled.native.packed(batches)
+    else:
+        out += b"".join(starmap(_UNTAGGED_BATCH.pack, batches))
+    out += _NO_TAGS if complete == -1 else _COMPLETE_HEAD + complete.to_bytes(4, "big")
 
 
 def _encode_update_with_delays(update: ShareUpdate) -> bytes:
@@ -283,6 +311,32 @@ def read_update(value: bytes) -> ShareUpdate | None:
     )
 
 
+def read_snapshot(value: bytes) -> ShareSnapshot | None:
+    """Return the fields of a snapshot, or None for an unknown version or invalid bytes.
+
+    Values without delays are decoded by hand; others by the layout.
+    """
+    try:
+        version, *head = _SNAPSHOT_HEAD.unpack_from(value)
+        size, begin = compiler.get_uvarint(memoryview(value), _SNAPSHOT_HEAD.size)
+    except (struct.error, IndexError, WireError):
+        return None
+    end = begin + _BATCH.size * (size - 1)
+    tags = value[end:]
+    has_count = tags[:3] == _COMPLETE_HEAD and len(tags) == 7
+    if version == _VERSION and size and (has_count or tags == _NO_TAGS):
+        batches = list(_BATCH.iter_unpack(value[begin:end]))
+        if not any(batch[4] for batch in batches):
+            complete = int.from_bytes(tags[3:], "big", signed=True) if has_count else -1
+            return ShareSnapshot(*head, complete, [batch[:4] for batch in batches])
+    fields = _read_value(ShareRecordType.SHARE_SNAPSHOT, value)
+    if fields is None:
+        return None
+    names = ShareSnapshot._fields[:-2]
+    batches = read_state_batches(fields)
+    return ShareSnapshot(*[fields[name] for name in names], batches, read_delays(fields))
+
+
 def encode_tombstone(key: ShareKey) -> CoordinatorRecord:
     """Return the record that deletes a share partition's state."""
     return CoordinatorRecord(encode_key(ShareRecordType.SHARE_SNAPSHOT, key), None)
@@ -290,18 +344,25 @@ def encode_tombstone(key: ShareKey) -> CoordinatorRecord:
 
 def decode(record: CoordinatorRecord) -> DecodedShareRecord | None:
     """Return the fields of a record, or None for an unknown type or version, or invalid bytes."""
-    try:
-        kind = ShareRecordType(_INT16.unpack_from(record.key)[0])
-        fields, _ = compiler.get_reader(_KEY.get_struct(_VERSION))(
-            memoryview(record.key), _INT16.size
-        )
-    except (ValueError, struct.error, WireError):
+    key = decode_key(record.key)
+    if key is None:
         return None
-    key = ShareKey(fields["group_id"], fields["topic_id"], fields["partition"])
+    kind = ShareRecordType(_INT16.unpack_from(record.key)[0])
     if record.value is None:
         return DecodedShareRecord(kind, key, None)
     value = _read_value(kind, record.value)
     return None if value is None else DecodedShareRecord(kind, key, value)
+
+
+def decode_key(data: bytes) -> ShareKey | None:
+    """Return the share partition of a record's key, or None for an unknown type or invalid
+    bytes."""
+    try:
+        ShareRecordType(_INT16.unpack_from(data)[0])
+        fields, _ = compiler.get_reader(_KEY.get_struct(_VERSION))(memoryview(data), _INT16.size)
+    except (ValueError, struct.error, WireError):
+        return None
+    return ShareKey(fields["group_id"], fields["topic_id"], fields["partition"])
 
 
 def _read_value(kind: ShareRecordType, value: bytes) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ is that of the window (`runs`), so a state needs as little memory.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
@@ -35,9 +35,9 @@ class StateBatches:
 
     def __iter__(self) -> Iterator[StateBatch]:
         runs = self._runs
-        for run in range(len(runs)):
-            if runs.states[run] != _UNSET:
-                yield runs.firsts[run], runs.get_last(run), runs.states[run], runs.counts[run]
+        lasts = (first - 1 for first in chain(runs.firsts[1:], (runs.end,)))
+        columns = zip(runs.firsts, lasts, runs.states, runs.counts, strict=False)
+        return (batch for batch in columns if batch[2] != _UNSET)
 
     def __len__(self) -> int:
         return len(self._runs) - self._runs.states.count(_UNSET)

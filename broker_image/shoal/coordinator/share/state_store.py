@@ -15,13 +15,19 @@ Called by the runtime, in the shape of `coordinator.contract`. Source: KIP-932, 
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import CoordinatorRecord, CoordinatorResult, RecordOrigin, Reply
 from shoal.coordinator.share import records
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay, select_pending_delays
-from shoal.coordinator.share.records import ShareKey, ShareRecordType, ShareUpdate
+from shoal.coordinator.share.records import (
+    ShareKey,
+    ShareRecordType,
+    ShareSnapshot,
+    ShareUpdate,
+)
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.states import RecordState
 from shoal.protocol.errors import ErrorCode
@@ -332,29 +338,30 @@ class ShareStateShard:
                 update = records.read_update(record.value)
             if state is not None and update is not None:
                 _apply(state, update, origin.timestamp_ms)
-        elif kind == ShareRecordType.SHARE_SNAPSHOT:
-            decoded = records.decode(record)
-            if decoded is None:
-                return
-            if decoded.value is None:
-                self._states.pop(record.key[2:], None)
-            else:
-                self._replay_snapshot(decoded.key, decoded.value, origin.offset)
+        elif kind == ShareRecordType.SHARE_SNAPSHOT and record.value is None:
+            self._states.pop(record.key[2:], None)
+        elif kind == ShareRecordType.SHARE_SNAPSHOT and record.value is not None:
+            state = self._states.get(record.key[2:])
+            if state is None:
+                key = records.decode_key(record.key)
+                state = None if key is None else ShareState(key)
+            snapshot = records.read_snapshot(record.value)
+            if state is not None and snapshot is not None:
+                self._replay_snapshot(state, snapshot, origin.offset)
 
-    def _replay_snapshot(self, key: ShareKey, value: Mapping[str, Any], offset: int) -> None:
-        state = self._states.get(key.encoded) or ShareState(key)
-        state.snapshot_epoch = value["snapshot_epoch"]
-        state.state_epoch = value["state_epoch"]
-        state.leader_epoch = value["leader_epoch"]
-        state.start_offset = value["start_offset"]
-        state.delivery_complete_count = value["delivery_complete_count"]
-        state.create_timestamp = value["create_timestamp"]
-        state.write_timestamp = value["write_timestamp"]
-        state.batches = StateBatches(max(state.start_offset, 0), records.read_state_batches(value))
-        state.delays = list(records.read_delays(value))
+    def _replay_snapshot(self, state: ShareState, value: ShareSnapshot, offset: int) -> None:
+        state.snapshot_epoch = value.snapshot_epoch
+        state.state_epoch = value.state_epoch
+        state.leader_epoch = value.leader_epoch
+        state.start_offset = value.start_offset
+        state.delivery_complete_count = value.delivery_complete_count
+        state.create_timestamp = value.create_timestamp
+        state.write_timestamp = value.write_timestamp
+        state.batches = StateBatches(max(state.start_offset, 0), value.state_batches)
+        state.delays = list(value.delays)
         state.updates = 0
         state.snapshot_offset = offset
-        self._states[key.encoded] = state
+        self._states[state.key.encoded] = state
 
     # Facts for the shell.
 
@@ -420,7 +427,7 @@ class ShareStateShard:
             self._written = (value, update)
             return CoordinatorRecord(_UPDATE_PREFIX + state.key.encoded, value)
         start = state.start_offset if start_offset == NONE else start_offset
-        merged_batches = StateBatches(max(state.start_offset, 0), state.batches)
+        merged_batches = deepcopy(state.batches)
         merged_batches.move_start(max(start, 0))
         merged_batches.overwrite(batches)
         return records.encode_snapshot(

@@ -12,7 +12,8 @@ from uuid import UUID
 import pytest
 from shoal.coordinator.contract import CoordinatorRecord, RecordOrigin
 from shoal.coordinator.share import records
-from shoal.coordinator.share.records import ShareKey, ShareRecordType, ShareUpdate
+from shoal.coordinator.share.backoff import Delay
+from shoal.coordinator.share.records import ShareKey, ShareRecordType, ShareSnapshot, ShareUpdate
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.state_store import ShareStateShard, StateChange, StateStoreConfig
 from shoal.protocol.errors import ErrorCode
@@ -143,6 +144,38 @@ def test_updates_of_any_length_are_read_alike(count: int, monkeypatch: pytest.Mo
     if 0 < count < 16_383:  # Encoded by hand if the length takes at most two bytes.
         monkeypatch.setattr(records, "_read_value", None)
         assert records.read_update(value) == update
+
+
+@pytest.mark.parametrize("count", [0, 1, 127, 128, 16_384])
+@pytest.mark.parametrize("complete", [-1, 7])
+@pytest.mark.parametrize("delays", [(), (Delay(5, 6, 1, 99),)])
+def test_snapshots_are_read_as_their_layout_says(
+    count: int, complete: int, delays: tuple[Delay, ...]
+) -> None:
+    batches = [(5 + 2 * n, 5 + 2 * n, 2, 1) for n in range(count)]
+    made = records.encode_snapshot(
+        KEY,
+        snapshot_epoch=1,
+        state_epoch=2,
+        leader_epoch=3,
+        start_offset=5,
+        delivery_complete_count=complete,
+        create_timestamp=6,
+        write_timestamp=7,
+        state_batches=batches,
+        delays=delays,
+    )
+    assert made.value is not None
+    expected = ShareSnapshot(1, 2, 3, 5, 6, 7, complete, batches, delays)
+    assert records.read_snapshot(made.value) == expected
+    decoded = records.decode(made)
+    assert decoded is not None
+    assert decoded.value is not None
+    assert records.read_state_batches(decoded.value) == batches
+    assert records.read_delays(decoded.value) == delays
+    assert decoded.value["delivery_complete_count"] == complete
+    assert records.read_snapshot(made.value[:-1]) is None
+    assert records.read_snapshot(made.value[:20]) is None
 
 
 def test_an_update_that_is_laid_out_otherwise_is_read_all_the_same() -> None:
