@@ -129,15 +129,13 @@ def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch
     batches without overlaps."""
     if compiled.native is not None and type(batches) is list:
         joined = compiled.native.joined(batches, start_offset)
+        if joined is None:
+            joined = compiled.native.joined(sorted(batches), start_offset)
         if joined is not None:
             return joined
     relevant = [batch for batch in batches if batch[1] >= start_offset]
     if not relevant or (len(relevant) == 1 and relevant[0][0] >= start_offset):
         return relevant
-    if compiled.native is not None:
-        joined = compiled.native.joined(sorted(relevant), start_offset)
-        begin = max(start_offset, min(relevant)[0])
-        return list(StateBatches(begin, relevant)) if joined is None else joined
     rising: list[StateBatch] = []
     for batch in sorted(relevant):
         first, last, state, count = batch
