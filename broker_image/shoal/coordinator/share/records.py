@@ -328,13 +328,12 @@ def read_snapshot(value: bytes) -> ShareSnapshot | None:
         batches = list(_BATCH.iter_unpack(value[begin:end]))
         if not any(batch[4] for batch in batches):
             complete = int.from_bytes(tags[3:], "big", signed=True) if has_count else -1
-            return ShareSnapshot(*head, complete, [batch[:4] for batch in batches])
+            return ShareSnapshot._make((*head, complete, [batch[:4] for batch in batches], ()))
     fields = _read_value(ShareRecordType.SHARE_SNAPSHOT, value)
     if fields is None:
         return None
-    names = ShareSnapshot._fields[:-2]
-    batches = read_state_batches(fields)
-    return ShareSnapshot(*[fields[name] for name in names], batches, read_delays(fields))
+    decoded = (read_state_batches(fields), read_delays(fields))
+    return ShareSnapshot._make((*(fields[name] for name in ShareSnapshot._fields[:-2]), *decoded))
 
 
 def encode_tombstone(key: ShareKey) -> CoordinatorRecord:
