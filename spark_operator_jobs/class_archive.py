@@ -189,8 +189,8 @@ def submit(lists: str, master: str, confs: dict[str, str], *words: str) -> None:
 
 def jars() -> list[str]:
     """Return Spark's jars in the order of the class path; its launcher puts slf4j's first."""
-    found = [str(path) for path in sorted((HOME / "jars").glob("*.jar"))]
-    return sorted(found, key=lambda path: not Path(path).name.startswith("slf4j-api"))
+    paths = [str(path) for path in sorted((HOME / "jars").glob("*.jar"))]
+    return sorted(paths, key=lambda path: not Path(path).name.startswith("slf4j-api"))
 
 
 def main(archive: Path, path: Path) -> None:
@@ -203,8 +203,10 @@ def main(archive: Path, path: Path) -> None:
         submit(scratch, kubernetes, ON_KUBERNETES, __file__, "driver")
         cluster = ("--deploy-mode=cluster", f"local://{__file__}", "driver")
         submit(scratch, kubernetes, ON_KUBERNETES, *cluster)
-        found = sorted(Path(scratch).glob("*.classes"))
-        lines = dict.fromkeys(line for each in found for line in each.read_text().splitlines())
+        class_lists = sorted(Path(scratch).glob("*.classes"))
+        lines = dict.fromkeys(
+            line for each in class_lists for line in each.read_text().splitlines()
+        )
         names = Path(scratch, "all")
         names.write_text("".join(f"{line}\n" for line in lines))
         path.write_text(":".join(jars()))
@@ -223,7 +225,7 @@ def main(archive: Path, path: Path) -> None:
             timeout=TIMEOUT_S,
         )
     archive.chmod(0o644)
-    print(f"{len(found)} JVMs, {len(lines)} classes, {archive.stat().st_size >> 20} MiB")
+    print(f"{len(class_lists)} JVMs, {len(lines)} classes, {archive.stat().st_size >> 20} MiB")
 
 
 if __name__ == "__main__":

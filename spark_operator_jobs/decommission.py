@@ -20,7 +20,7 @@ def executors() -> list[int]:
 
     A node's processes include those of its pods, which have their own PID namespaces.
     """
-    found, here = [], namespace("self")
+    pids, here = [], namespace("self")
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
@@ -28,8 +28,8 @@ def executors() -> list[int]:
             continue
         is_executor = EXECUTOR in words and Path(os.fsdecode(words[0])).name == "java"
         if is_executor and namespace(path.parent.name) in ("", here):
-            found.append(int(path.parent.name))
-    return found
+            pids.append(int(path.parent.name))
+    return pids
 
 
 def namespace(pid: str) -> str:

@@ -28,13 +28,13 @@ def expanded(class_path: str, home: str, archived: list[str]) -> str | None:
     wildcard, entries = f"{home}/jars/*", [part for part in class_path.split(":") if part]
     if wildcard not in entries:
         return None
-    at = entries.index(wildcard)
-    before = [part for part in entries[:at] if part not in archived]
+    position = entries.index(wildcard)
+    before = [part for part in entries[:position] if part not in archived]
     there = [str(path) for path in sorted(Path(home, "jars").glob("*.jar"))]
     if any(part.endswith((".jar", "*")) for part in before) or not set(archived) <= set(there):
         return None
     more = [path for path in there if path not in archived]
-    return ":".join([*archived, *more, *before, *entries[at + 1 :]])
+    return ":".join([*archived, *more, *before, *entries[position + 1 :]])
 
 
 def command(arguments: list[str], environment: dict[str, str]) -> list[str]:
@@ -44,14 +44,14 @@ def command(arguments: list[str], environment: dict[str, str]) -> list[str]:
     flags = [word for word in ("-cp", "-classpath", "--class-path") if word in arguments]
     if not flags or not ARCHIVE.exists():
         return ["java", *arguments]
-    at = arguments.index(flags[0]) + 1
+    position = arguments.index(flags[0]) + 1
     archived = JARS.read_text().split(":")
-    class_path = expanded(arguments[at], environment.get("SPARK_HOME", ""), archived)
+    class_path = expanded(arguments[position], environment.get("SPARK_HOME", ""), archived)
     if class_path is None:
         return ["java", *arguments]
     # The JVM silently ignores an unusable archive, because scripts read its output.
     options = [f"-XX:SharedArchiveFile={ARCHIVE}", "-Xshare:auto", "-Xlog:cds=off"]
-    return ["java", *options, *arguments[:at], class_path, *arguments[at + 1 :]]
+    return ["java", *options, *arguments[:position], class_path, *arguments[position + 1 :]]
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def name_module(file: str) -> str | None:
 @functools.cache
 def read_imports(file: str) -> frozenset[str]:
     """Return the files of tests and the modules of the product that a test file imports."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -81,9 +81,9 @@ def read_imports(file: str) -> frozenset[str]:
             continue
         for name in names:
             if name.partition(".")[0] in PACKAGES:
-                found.add(name)
-            found.update(_find_helper(name))
-    return frozenset(found | {STARTED[file]} if file in STARTED else found)
+                imported.add(name)
+            imported.update(_find_helper(name))
+    return frozenset(imported | {STARTED[file]} if file in STARTED else imported)
 
 
 def read_strings(file: str) -> set[str]:

@@ -511,12 +511,12 @@ def _shown(answer: str) -> str:
 
 def kafka_listeners(key: ApiKey) -> Listeners:
     """Return the listeners on which Kafka lists an API."""
-    found = Listeners(0)
+    listeners = Listeners(0)
     if key in KAFKA:
-        found |= Listeners.BROKER
+        listeners |= Listeners.BROKER
     if key in KAFKA_CONTROLLERS:
-        found |= Listeners.CONTROLLER
-    return found
+        listeners |= Listeners.CONTROLLER
+    return listeners
 
 
 def _listeners(on: Listeners) -> str:

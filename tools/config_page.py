@@ -124,11 +124,11 @@ def page() -> str:
 
 def _sections(table: Mapping[str, ConfigKey], title_of_table: str) -> Iterator[str]:
     kind_of_table = title_of_table.split()[-1].lower()
-    found: dict[tuple[ConfigEffect, str], list[ConfigKey]] = {}
+    by_section: dict[tuple[ConfigEffect, str], list[ConfigKey]] = {}
     for key in table.values():
-        found.setdefault((key.effect, key.section), []).append(key)
+        by_section.setdefault((key.effect, key.section), []).append(key)
     for effect in ConfigEffect:
-        for (kind, title), keys in found.items():
+        for (kind, title), keys in by_section.items():
             if kind is effect:
                 yield f"### {title}{_SENSES[effect]}\n"
                 yield from (_entry(key, kind_of_table) for key in keys)
@@ -204,9 +204,9 @@ def _unit(key: ConfigKey) -> str:
     """Return the unit of a number from its name or the first word of its description, else ""."""
     if key.type not in _NUMBERS:
         return ""
-    found = next((unit for end, unit in _UNITS.items() if key.name.endswith(end)), "")
+    by_name = next((unit for end, unit in _UNITS.items() if key.name.endswith(end)), "")
     first = key.doc.split(" ", 1)[0].lower()
-    return found or (first if first in _UNITS.values() else "")
+    return by_name or (first if first in _UNITS.values() else "")
 
 
 def _check(key: ConfigKey) -> str:

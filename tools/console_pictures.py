@@ -96,11 +96,11 @@ async def work(client: Client, queue: Queue) -> None:
     """Hold each burst for a moment, and accept it, until cancelled."""
     session = await client.share(queue.group, [queue.topic])
     while True:
-        found = await session.acquire(
+        acquisition = await session.acquire(
             max_records=BURST, max_wait_ms=500, mode=AcquireMode.RECORD_LIMIT
         )
         await asyncio.sleep(EVERY_S)
-        for batch in found:
+        for batch in acquisition:
             await session.acknowledge(batch.acknowledge(AcknowledgeType.ACCEPT))
 
 
@@ -146,14 +146,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the pictures go")
     parser.add_argument("--minutes", type=float, default=30.0, help="length of the history")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory() as name:
         broker = ShoalProcess(Path(name) / "data", metrics=f"127.0.0.1:{port}").start()
         try:
             with SyncClient(broker.bootstrap) as client:
                 cluster = Cluster(broker.bootstrap, client)
-                asyncio.run(run(cluster, given.folder, Path(name), given.minutes))
+                asyncio.run(run(cluster, arguments.folder, Path(name), arguments.minutes))
         finally:
             broker.kill9()
 

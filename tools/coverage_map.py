@@ -62,7 +62,9 @@ def main() -> int:
             del modules[file]
         elif any(fixture in (ROOT / file).read_text() for fixture in FIXTURES):
             modules[file] |= shared
-    MAP.write_text(json.dumps({file: sorted(found) for file, found in sorted(modules.items())}))
+    MAP.write_text(
+        json.dumps({file: sorted(imported) for file, imported in sorted(modules.items())})
+    )
     print(f"{MAP.relative_to(ROOT)}: {len(modules)} files of tests.")
     return 0
 

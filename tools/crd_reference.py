@@ -72,16 +72,16 @@ def find_examples(definition: Mapping[str, Any], manifests: list[str]) -> Exampl
     further = yaml.safe_load(FURTHER.read_text())
     by_end = further["any"] | further.get(definition["spec"]["names"]["kind"], {})
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    found = _read_values(manifests)
+    examples = _read_values(manifests)
     # Depth first, so that this comes to the fields of an object before it comes to the object.
     for path, field in reversed(list(iterate_fields(schema["properties"]["spec"], "spec"))):
-        if format_example(path, field, found):
+        if format_example(path, field, examples):
             continue
         parts = path.split(".")
         ends = [".".join(parts[start:]) for start in range(1, len(parts))]
         end = next((end for end in ends if end in by_end), None)
-        found[path] = _derive(path, field, found) if end is None else by_end[end]
-    return found
+        examples[path] = _derive(path, field, examples) if end is None else by_end[end]
+    return examples
 
 
 def _derive(path: str, field: Mapping[str, Any], examples: Examples) -> Any:
@@ -106,11 +106,11 @@ def iterate_fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, 
 
 def _read_values(manifests: list[str]) -> Examples:
     """Return the first value of each field that the manifests set."""
-    found: Examples = {}
+    examples: Examples = {}
 
     def note(value: Any, path: str) -> None:
         if path:
-            found.setdefault(path, value)
+            examples.setdefault(path, value)
         if isinstance(value, dict):
             for name, inner in value.items():
                 note(inner, f"{path}.{name}".lstrip("."))
@@ -120,7 +120,7 @@ def _read_values(manifests: list[str]) -> Examples:
 
     for manifest in manifests:
         note({"spec": yaml.safe_load(manifest).get("spec", {})}, "")
-    return found
+    return examples
 
 
 def _rows(schema: Mapping[str, Any], path: str, examples: Examples) -> Iterator[str]:

@@ -79,7 +79,7 @@ def _series(server: Prometheus, panel: Mapping[str, Any], began_s: float) -> Ite
     for target in panel["targets"]:
         query = with_variables(target["expr"])
         for labels, points in server.lines(query, began_s, now_s, (now_s - began_s) / POINTS):
-            times = [datetime.fromtimestamp(at, UTC) for at, _ in points]
+            times = [datetime.fromtimestamp(time_s, UTC) for time_s, _ in points]
             yield Series(named(target["legendFormat"], labels), times, [v for _, v in points])
 
 
@@ -91,8 +91,8 @@ def named(legend: str, labels: Mapping[str, str]) -> str:
 def _draw_panel(axis: Any, panel: Mapping[str, Any], series: list[Series]) -> None:
     unit = panel["fieldConfig"]["defaults"]["unit"]
     axis.set_title(panel["title"], fontsize=9, loc="left")
-    for one in series:
-        axis.plot(one.times, one.values, label=one.name, linewidth=1.2)
+    for line in series:
+        axis.plot(line.times, line.values, label=line.name, linewidth=1.2)
     axis.grid(color="#dddddd", linewidth=0.5)
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
@@ -122,7 +122,7 @@ def shown(value: float, unit: str) -> str:
     if unit == "s":
         return f"{value:g} s"
     factors, suffix = (_UNITS | _RATES).get(unit, (_SHORT, ""))
-    factor, sign = next((one for one in factors if abs(value) >= one[0]), factors[-1])
+    factor, sign = next((pair for pair in factors if abs(value) >= pair[0]), factors[-1])
     return f"{value / factor:.3g}{sign}{suffix}"
 
 
@@ -193,7 +193,7 @@ class Load:
         """Accept most records of each acquisition, release some, reject a few."""
         async with await client.share(queue.group, [queue.topic]) as session:
             for turn in range(1 << 30):
-                found = await session.acquire(
+                acquisition = await session.acquire(
                     max_records=60, max_wait_ms=500, mode=AcquireMode.RECORD_LIMIT
                 )
                 await asyncio.sleep(pause_s)
@@ -202,7 +202,7 @@ class Load:
                     kind = AcknowledgeType.RELEASE
                 elif turn % 40 == 7:
                     kind = AcknowledgeType.REJECT
-                for batch in found:
+                for batch in acquisition:
                     await session.acknowledge(batch.acknowledge(kind))
 
     async def _read(self, client: Client) -> None:

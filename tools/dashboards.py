@@ -383,7 +383,7 @@ def dashboard(name: str) -> dict[str, Any]:
                 *(_variable(*variable) for variable in variables),
             ]
         },
-        "panels": [_panel(number, one) for number, one in enumerate(panels)],
+        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
     }
 
 
@@ -406,7 +406,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-def _panel(number: int, one: Panel) -> dict[str, Any]:
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
     per_row = GRID // WIDTH
     place = {
         "x": number % per_row * WIDTH,
@@ -416,19 +416,19 @@ def _panel(number: int, one: Panel) -> dict[str, Any]:
     }
     targets = [
         {
-            "refId": chr(ord("A") + at),
+            "refId": chr(ord("A") + index),
             "expr": query.replace("CLUSTER", CLUSTER).replace("RESOURCES", RESOURCES),
             "legendFormat": legend,
         }
-        for at, (query, legend) in enumerate(one.queries)
+        for index, (query, legend) in enumerate(panel.queries)
     ]
     return {
         "id": number + 1,
-        "title": one.title,
+        "title": panel.title,
         "type": "timeseries",
         "datasource": _source(),
         "gridPos": place,
-        "fieldConfig": {"defaults": {"unit": one.unit, "min": 0}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": targets,
     }
 

@@ -187,14 +187,14 @@ def main() -> int:
     parser.add_argument("steps", nargs="*", metavar="STEP", help="default: venv demo")
     parser.add_argument("--chroot", action="store_true", help="in a plain Debian; needs root")
     parser.add_argument("--suite", metavar="NAME", help="the same, of this release, such as forky")
-    given = parser.parse_args()
-    suite: str | None = given.suite or ("" if given.chroot else None)
+    arguments = parser.parse_args()
+    suite: str | None = arguments.suite or ("" if arguments.chroot else None)
     if suite is not None and (os.geteuid() != 0 or not shutil.which("debootstrap")):
         sys.exit("--chroot needs root and debootstrap: apt-get install debootstrap")
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="first-steps-") as name:
         fresh = Fresh(Path(name), is_debian=suite is not None)
-        steps = given.steps or ["venv", "demo"]
+        steps = arguments.steps or ["venv", "demo"]
         rows = run_steps(fresh, steps, suite, Path(name))
     load = os.getloadavg()[0]
     print(

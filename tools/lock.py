@@ -51,7 +51,7 @@ def main() -> None:
         pins = ("--generate-hashes", f"--constraint={versions}")
         _pin(base, *pins, *(f"--extra={name}" for name in BASE))
         # A package that the base has on some systems only is pinned for an extra, too.
-        held = [found[1] for found in _PIN.finditer(base.read_text()) if ";" not in found[0]]
+        held = [pin[1] for pin in _PIN.finditer(base.read_text()) if ";" not in pin[0]]
         left_out = [f"--no-emit-package={name}" for name in held]
         for name in others:
             without = () if name in WHOLE else left_out
@@ -64,7 +64,7 @@ def main() -> None:
 def _known() -> str:
     """Return the present pins of all files, without hashes. uv prefers their versions."""
     texts = (path.read_text() for path in sorted(LOCKS.glob("*.txt")))
-    pins = (found[0] for text in texts for found in _PIN.finditer(text))
+    pins = (match[0] for text in texts for match in _PIN.finditer(text))
     return "".join(f"{pin}\n" for pin in dict.fromkeys(pins))
 
 

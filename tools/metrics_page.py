@@ -164,10 +164,10 @@ def page(text: str) -> str:
     """Return the page for a broker that serves this text."""
     by_section: dict[str, list[Metric]] = {section.title: [] for section in SECTIONS}
     for metric in broker_metrics(text):
-        found = [s.title for s in SECTIONS if re.match(s.pattern, metric.name)]
-        if not found:
+        titles = [s.title for s in SECTIONS if re.match(s.pattern, metric.name)]
+        if not titles:
             raise ValueError(f"no section of SECTIONS has {metric.name}")
-        by_section[found[0]].append(metric)
+        by_section[titles[0]].append(metric)
     lines = [INTRODUCTION, "## Brokers"]
     for title, metrics in by_section.items():
         lines += ["", f"### {title}", ""]
@@ -199,8 +199,8 @@ def served() -> str:
             assert broker.stdout is not None
             url = ""
             for line in broker.stdout:
-                if found := re.search(r"Metrics are at (\S+?)\.?$", line):
-                    url = found[1]
+                if match := re.search(r"Metrics are at (\S+?)\.?$", line):
+                    url = match[1]
                 if line.startswith("Ready"):
                     break
             with urllib.request.urlopen(url, timeout=60) as answer:

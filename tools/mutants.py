@@ -66,7 +66,7 @@ PAIRS: tuple[tuple[type, type], ...] = (
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)),
     *((ast.In, ast.NotIn), (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv)),
 )
-SWAPS = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
+SWAPS = {operator: other for pair in PAIRS for operator, other in (pair, pair[::-1])}
 
 
 class Mutant(NamedTuple):
@@ -140,12 +140,12 @@ def places(tree: ast.Module) -> Iterator[Any]:
 
 def mutants_of(path: Path) -> list[Mutant]:
     name = str(path.relative_to(ROOT))
-    found = {
+    mutants = {
         Mutant(name, node.lineno, node.col_offset, operator)
         for node in places(ast.parse(path.read_text()))
         for operator in operators_of(node)
     }
-    return sorted(found)
+    return sorted(mutants)
 
 
 def mutated(mutant: Mutant) -> CodeType:
@@ -156,8 +156,8 @@ def mutated(mutant: Mutant) -> CodeType:
         done = False
 
         def visit(self, node: ast.AST) -> ast.AST:
-            at = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-            if not self.done and at == mutant[1:3] and mutant.operator in operators_of(node):
+            place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+            if not self.done and place == mutant[1:3] and mutant.operator in operators_of(node):
                 self.done = True
                 return change(node, mutant.operator)
             self.generic_visit(node)
@@ -371,9 +371,9 @@ def show(outcomes: dict[str, str]) -> None:
 def compare(before: Path, after: Path) -> int:
     """Print the mutants that were found before and are not now; return 1 if there are any."""
     old, new = (json.loads(path.read_text()) for path in (before, after))
-    found = ("killed", "ran too long")
-    lost = [one for one in old if old[one] in found and new.get(one) not in found]
-    gained = [one for one in new if new[one] in found and old.get(one) not in found]
+    caught = ("killed", "ran too long")
+    lost = [mutant for mutant in old if old[mutant] in caught and new.get(mutant) not in caught]
+    gained = [mutant for mutant in new if new[mutant] in caught and old.get(mutant) not in caught]
     for title, some in (("found before only", lost), ("found after only", gained)):
         print(f"{title}: {len(some)}", *some, sep="\n  ")
     return int(bool(lost))

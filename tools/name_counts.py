@@ -61,7 +61,7 @@ def count_participles(modules: Iterable[ast.Module]) -> tuple[int, int, int]:
     that begin with one and are no properties."""
     functions = [function for module in modules for function in names.find_functions(module)]
     words = [names.split_words(function.name) for function in functions]
-    bare = sum(len(found) == 1 and names.is_participle(found[0]) for found in words)
+    bare = sum(len(parts) == 1 and names.is_participle(parts[0]) for parts in words)
     return len(functions), bare, sum(map(names.begins_with_participle, functions))
 
 
@@ -88,11 +88,11 @@ def count_phrases(texts: Iterable[str]) -> tuple[int, dict[str, float]]:
     """Return the number of words outside of code blocks, and each phrase's uses per 1,000 words."""
     prose = "\n".join(_FENCE.sub("", text) for text in texts)
     words = len(_WORD.findall(prose))
-    found = {
+    counts = {
         phrase: len(re.findall(pattern, prose, re.IGNORECASE))
         for phrase, pattern in PHRASES.items()
     }
-    return words, {phrase: 1000 * count / max(1, words) for phrase, count in found.items()}
+    return words, {phrase: 1000 * count / max(1, words) for phrase, count in counts.items()}
 
 
 def find_documents(kind: str, files: Iterable[File]) -> Iterator[File]:
@@ -139,10 +139,10 @@ def print_names(trees: dict[str, dict[File, ast.Module]]) -> None:
         print(f"  {name:32} {uses['parameters']:5} {uses['assigned']:4} {uses['read']:5}")
 
 
-def print_found(title: str, found: list[str], every: bool) -> None:
+def print_found(title: str, lines: list[str], every: bool) -> None:
     """Print the number of what was found, and its first lines or all of them."""
-    print(f"{title}: {len(found)}")
-    for line in found if every else found[:SHOWN]:
+    print(f"{title}: {len(lines)}")
+    for line in lines if every else lines[:SHOWN]:
         print(f"  {line}")
 
 

@@ -76,20 +76,20 @@ def is_there(program: Program) -> bool:
     """Whether this machine has one of a program's names."""
     for name in program.names:
         if name == "ensurepip":
-            found = find_spec(name) is not None
+            exists = find_spec(name) is not None
         elif name.endswith(".h"):
-            found = (Path(sysconfig.get_path("include")) / name).exists()
+            exists = (Path(sysconfig.get_path("include")) / name).exists()
         else:
-            found = shutil.which(name) is not None
-        if found:
+            exists = shutil.which(name) is not None
+        if exists:
             return True
     return False
 
 
 def find_missing(target: str) -> list[Program]:
     """Return what a target needs or uses, and this machine lacks, in the order of the table."""
-    wanted = (p for p in PROGRAMS if target in (*p.needed_by, *p.used_by))
-    return [program for program in wanted if not is_there(program)]
+    needed = (p for p in PROGRAMS if target in (*p.needed_by, *p.used_by))
+    return [program for program in needed if not is_there(program)]
 
 
 def apt_command(missing: list[Program]) -> list[str]:

@@ -78,13 +78,13 @@ def main() -> int:
     for kind, count in zip(KINDS, (4, 5, 1), strict=True):
         parser.add_argument(f"--{kind}", type=int, default=count, help=f"{kind} runs ({count})")
     parser.add_argument("command", nargs="*", default=["make", "test"], help="make test")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    plan = [kind for kind in KINDS for _ in range(getattr(given, kind))]
+    plan = [kind for kind in KINDS for _ in range(getattr(arguments, kind))]
     print("| run | load | seed | min | result | failed |\n| --- | --- | --- | --- | --- | --- |")
     status = 0
     for number, kind in enumerate(plan, 1):
-        result = run(kind, number, given.command)
+        result = run(kind, number, arguments.command)
         status = status or int(result.status != 0)
         names = ", ".join(result.failed) or "none"
         minutes = result.seconds / 60

@@ -35,9 +35,9 @@ RETRY_SECONDS = 1.0
 OPENSHIFT_GROUP = "security.openshift.io"
 
 
-def list_namespaces(given: Iterable[str]) -> list[str]:
+def list_namespaces(arguments: Iterable[str]) -> list[str]:
     """Return the namespaces of the arguments, none for all namespaces."""
-    return list(dict.fromkeys(name for text in given for name in text.split(",") if name))
+    return list(dict.fromkeys(name for text in arguments for name in text.split(",") if name))
 
 
 def main() -> None:

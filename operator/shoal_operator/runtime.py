@@ -460,10 +460,10 @@ class Operator:
         """Write the status of ShareConsumers whose ShareGroup does not exist. Raises the first
         `KubeError`, after all of them."""
         statuses = StatusWriter(self._kube, self.store)
-        found = (self.store.get(ShareConsumer, *name.split("/")) for name in full_names)
+        consumers = (self.store.get(ShareConsumer, *name.split("/")) for name in full_names)
         await failures.complete_all(
             statuses.write(consumer, _make_orphan_verdict(consumer["spec"]["shareGroup"]))
-            for consumer in found
+            for consumer in consumers
             if consumer is not None and not self._get_cluster(consumer)
         )
         return None

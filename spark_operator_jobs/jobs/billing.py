@@ -111,16 +111,16 @@ def register(path: str, batch: int, invoices: Iterable[Any]) -> int:
         return registry.total_changes - before
 
 
-def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+def sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that handles each micro-batch."""
-    options, bill = arguments.build_options(given), partial(invoice, lines_max=given.lines_max)
+    options, bill = arguments.build_options(args), partial(invoice, lines_max=args.lines_max)
 
     def write(batch: DataFrame, number: int) -> None:
         rows = batch.select("topic", "partition", "offset", "value")
         judged = outcomes.apply(rows, bill, SCHEMA).persist()
         try:
             new = register(
-                given.registry, number, outcomes.select_accepted(judged).toLocalIterator()
+                args.registry, number, outcomes.select_accepted(judged).toLocalIterator()
             )
             rejected = outcomes.report(judged, options)
         finally:
@@ -136,13 +136,13 @@ def main() -> None:
     parser.add_argument(
         "--lines-max", type=int, default=LINES_MAX, help="longer orders are not billed"
     )
-    given = parser.parse_args()
-    if not 0 < given.lines_max <= LINES_MAX:
-        parser.error(f"--lines-max is {given.lines_max}; a page has room for 1 to {LINES_MAX}")
+    args = parser.parse_args()
+    if not 0 < args.lines_max <= LINES_MAX:
+        parser.error(f"--lines-max is {args.lines_max}; a page has room for 1 to {LINES_MAX}")
     spark = SparkSession.builder.appName("billing").getOrCreate()
     shoal_spark.register(spark)
-    writer = arguments.load(spark, given).writeStream.foreachBatch(sink(given))
-    arguments.configure_writer(writer, given).start().awaitTermination()
+    writer = arguments.load(spark, args).writeStream.foreachBatch(sink(args))
+    arguments.configure_writer(writer, args).start().awaitTermination()
     spark.stop()
 
 

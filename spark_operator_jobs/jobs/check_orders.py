@@ -44,13 +44,13 @@ def judge(rows: DataFrame) -> DataFrame:
 
 def main() -> None:
     parser = arguments.build_parser(__doc__ or "", topics="orders", group="order-checks")
-    given = parser.parse_args()
+    args = parser.parse_args()
     spark = SparkSession.builder.appName("check-orders").getOrCreate()
     shoal_spark.register(spark)
-    options = {**arguments.select_connection_options(given), "group.id": given.group}
-    rows = arguments.load(spark, given, includeDecodeErrors="true")
+    options = {**arguments.select_connection_options(args), "group.id": args.group}
+    rows = arguments.load(spark, args, includeDecodeErrors="true")
     writer = judge(rows).writeStream.format("sharegroup-outcome")
-    arguments.configure_writer(writer.options(**options), given).start().awaitTermination()
+    arguments.configure_writer(writer.options(**options), args).start().awaitTermination()
     spark.stop()
 
 

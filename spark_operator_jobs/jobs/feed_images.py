@@ -63,9 +63,9 @@ def main() -> None:
     parser = arguments(__doc__, topic="images", count=2000, broken_every=100)
     parser.add_argument("--size", type=int, default=256, help="pixels of an image's side")
     parser.add_argument("--name", default="image", help="prefix of the tasks' keys")
-    given = parser.parse_args()
-    made = tasks(given.count, given.size, given.name)
-    run(given, broken(made, given.broken_every, part=3), "image tasks")
+    args = parser.parse_args()
+    made = tasks(args.count, args.size, args.name)
+    run(args, broken(made, args.broken_every, part=3), "image tasks")
 
 
 if __name__ == "__main__":

@@ -73,9 +73,9 @@ def main() -> None:
     parser = arguments(__doc__, topic="orders", count=5000, broken_every=200)
     parser.add_argument("--accounts", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    made = orders(given.count, given.accounts, given.seed)
-    run(given, broken(made, given.broken_every, part=2), "orders")
+    args = parser.parse_args()
+    made = orders(args.count, args.accounts, args.seed)
+    run(args, broken(made, args.broken_every, part=2), "orders")
 
 
 if __name__ == "__main__":

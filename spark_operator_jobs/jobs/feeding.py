@@ -61,10 +61,10 @@ def arguments(
     return parser
 
 
-def run(given: argparse.Namespace, tasks: Iterable[Task], what: str) -> None:
+def run(args: argparse.Namespace, tasks: Iterable[Task], what: str) -> None:
     """Fill the queue and print the result; exit with an error message on failure."""
     try:
-        print(f"{asyncio.run(_feed(given, tasks))} {what} are in topic {given.topic}.")
+        print(f"{asyncio.run(_feed(args, tasks))} {what} are in topic {args.topic}.")
     except (ClientError, OSError, ValueError) as error:
         sys.exit(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}: {error}")
 
@@ -77,23 +77,23 @@ def broken(tasks: Iterable[Task], every: int, part: int) -> Iterator[Task]:
         yield task
 
 
-async def _feed(given: argparse.Namespace, tasks: Iterable[Task]) -> int:
+async def _feed(args: argparse.Namespace, tasks: Iterable[Task]) -> int:
     path = os.environ.get("SHOAL_COMMAND_CONFIG")
-    settings = Settings.from_file(given.bootstrap_servers, Path(path) if path else None)
+    settings = Settings.from_file(args.bootstrap_servers, Path(path) if path else None)
     async with Client(settings) as client:
-        await _prepare(client, given)
+        await _prepare(client, args)
         # From here on a member of the group gets every record, whenever it joins.
-        print(f"Topic {given.topic} is ready.", flush=True)
+        print(f"Topic {args.topic} is ready.", flush=True)
         waiting, sent = [], 0
         async with client.producer() as producer:
             for number, task in enumerate(tasks):
                 waiting.append(
                     await producer.send(
-                        given.topic,
+                        args.topic,
                         task.value,
                         key=task.key.encode(),
                         headers=list(task.headers),
-                        partition=number % given.partitions if given.spread else None,
+                        partition=number % args.partitions if args.spread else None,
                     )
                 )
                 if len(waiting) == WINDOW:
@@ -103,29 +103,29 @@ async def _feed(given: argparse.Namespace, tasks: Iterable[Task]) -> int:
         return sent + len(waiting)
 
 
-async def _prepare(client: Client, given: argparse.Namespace) -> None:
+async def _prepare(client: Client, args: argparse.Namespace) -> None:
     """Create the topics and set the group's configs."""
-    topics: dict[str, dict[str, str]] = {given.topic: {}, given.results_topic: {}}
-    topics[given.dead_letters] = {"errors.deadletterqueue.group.enable": "true"}
+    topics: dict[str, dict[str, str]] = {args.topic: {}, args.results_topic: {}}
+    topics[args.dead_letters] = {"errors.deadletterqueue.group.enable": "true"}
     for name, configs in topics.items():
         if name:
-            await _make(client, given, name, configs)
-    if not given.group:
+            await _make(client, args, name, configs)
+    if not args.group:
         return
     configs = {"share.auto.offset.reset": "earliest"}
-    configs |= dict(pair.partition("=")[::2] for pair in given.config)
-    if given.dead_letters:
-        configs["errors.deadletterqueue.topic.name"] = given.dead_letters
+    configs |= dict(pair.partition("=")[::2] for pair in args.config)
+    if args.dead_letters:
+        configs["errors.deadletterqueue.topic.name"] = args.dead_letters
         configs["errors.deadletterqueue.copy.record.enable"] = "true"
-    group = ConfigResource(ConfigResourceType.GROUP, given.group)
+    group = ConfigResource(ConfigResourceType.GROUP, args.group)
     changes = [ConfigChange(name, value) for name, value in configs.items()]
     expect(await client.admin.configs.alter({group: changes}))
 
 
 async def _make(
-    client: Client, given: argparse.Namespace, name: str, configs: Mapping[str, str]
+    client: Client, args: argparse.Namespace, name: str, configs: Mapping[str, str]
 ) -> None:
-    topic = NewTopic(name, given.partitions, given.replication_factor, configs=dict(configs))
+    topic = NewTopic(name, args.partitions, args.replication_factor, configs=dict(configs))
     made = (await client.admin.topics.create([topic]))[name]
     if isinstance(made, KafkaError) and made.code != ErrorCode.topic_already_exists:
         raise made

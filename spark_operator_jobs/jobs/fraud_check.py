@@ -69,10 +69,10 @@ def scored(threshold: int) -> Callable[[tuple, Iterator[Any], Any], Iterator[Any
     def run(key: tuple, frames: Iterator[Any], state: Any) -> Iterator[Any]:
         import pandas as pd
 
-        known = Account()
+        account = Account()
         if state.exists:
             orders, mean, country, seen = state.get
-            known = Account(orders, mean, country, tuple(seen.split()))
+            account = Account(orders, mean, country, tuple(seen.split()))
         for frame in frames:
             rows: list[tuple] = []
             for row in frame.sort_values(["partition", "offset"]).itertuples(index=False):
@@ -80,16 +80,18 @@ def scored(threshold: int) -> Callable[[tuple, Iterator[Any], Any], Iterator[Any
                 if not isinstance(row.account, str) or not isinstance(row.order, str):
                     rows.append((*place, "reject", "no order", None, None, None, None))
                     continue
-                if row.order in known.seen:
+                if row.order in account.seen:
                     continue
                 amount = int(row.amount_cents)
-                score = known.score(amount, row.country)
-                known = known.after(row.order, amount, row.country, score >= threshold)
+                score = account.score(amount, row.country)
+                account = account.after(row.order, amount, row.country, score >= threshold)
                 rows.append((*place, "accept", None, row.account, row.order, amount, score))
             names = [column.split()[0] for column in OUTPUT.split(", ")]
             yield pd.DataFrame(rows, columns=names)
         if key[0] is not None:
-            state.update((known.orders, known.mean_cents, known.country, " ".join(known.seen)))
+            state.update(
+                (account.orders, account.mean_cents, account.country, " ".join(account.seen))
+            )
 
     return run
 
@@ -111,19 +113,19 @@ def amounts(rows: DataFrame) -> DataFrame:
     )
 
 
-def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+def sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that sends alerts to their topic and log, and rejects invalid orders."""
-    options = arguments.build_options(given)
-    where = {**arguments.select_connection_options(given), "topic": given.alerts_topic}
+    options = arguments.build_options(args)
+    alert_options = {**arguments.select_connection_options(args), "topic": args.alerts_topic}
 
     def write(batch: DataFrame, number: int) -> None:
         batch = batch.persist()
         try:
-            alerts = batch.filter(f"score >= {given.threshold}").selectExpr(
+            alerts = batch.filter(f"score >= {args.threshold}").selectExpr(
                 "account as key",
                 "to_json(struct(account, order, amount_cents, score)) as value",
             )
-            count = topics.produce(alerts, where) if given.alerts_topic else alerts.count()
+            count = topics.produce(alerts, alert_options) if args.alerts_topic else alerts.count()
             rejected = outcomes.report(batch, options)
         finally:
             batch.unpersist()
@@ -136,15 +138,15 @@ def main() -> None:
     parser = arguments.build_parser(__doc__ or "", topics="orders", group="fraud-check")
     parser.add_argument("--alerts-topic", default="", help="topic for alerts as JSON")
     parser.add_argument("--threshold", type=int, default=70, help="score of an alert, 1 to 100")
-    given = parser.parse_args()
+    args = parser.parse_args()
     spark = SparkSession.builder.appName("fraud-check").getOrCreate()
     shoal_spark.register(spark)
-    rows = amounts(arguments.load(spark, given)).groupBy("account")
+    rows = amounts(arguments.load(spark, args)).groupBy("account")
     judged = rows.applyInPandasWithState(
-        scored(given.threshold), OUTPUT, STATE, "append", GroupStateTimeout.NoTimeout
+        scored(args.threshold), OUTPUT, STATE, "append", GroupStateTimeout.NoTimeout
     )
-    writer = judged.writeStream.outputMode("append").foreachBatch(sink(given))
-    arguments.configure_writer(writer, given).start().awaitTermination()
+    writer = judged.writeStream.outputMode("append").foreachBatch(sink(args))
+    arguments.configure_writer(writer, args).start().awaitTermination()
     spark.stop()
 
 

@@ -55,8 +55,8 @@ def perceptual_hash(image: Any) -> str:
     bits = 0
     for row in range(8):
         for column in range(8):
-            at = row * 9 + column
-            bits = bits << 1 | (gray[at] > gray[at + 1])
+            position = row * 9 + column
+            bits = bits << 1 | (gray[position] > gray[position + 1])
     return f"{bits:016x}"
 
 
@@ -66,17 +66,17 @@ def task(work_ms: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def run(row: dict[str, Any]) -> dict[str, Any]:
         begun = time.perf_counter()
         name = (row["key"] or b"").decode(errors="replace")
-        found = {"name": name, **thumbnail(row["value"] or b"")}
+        result = {"name": name, **thumbnail(row["value"] or b"")}
         # Wait for the rest of the time, as a task does that calls a model or a store.
         time.sleep(max(0.0, work_ms / 1000 - (time.perf_counter() - begun)))
-        return found
+        return result
 
     return run
 
 
-def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+def sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that handles each micro-batch."""
-    options, run = arguments.build_options(given), task(given.work_ms)
+    options, run = arguments.build_options(args), task(args.work_ms)
 
     def write(batch: DataFrame, number: int) -> None:
         began = time.perf_counter()
@@ -84,15 +84,15 @@ def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
         judged = outcomes.apply(rows, run, SCHEMA).persist()
         try:
             good = outcomes.select_accepted(judged)
-            if given.output:
-                good.write.mode("overwrite").parquet(f"{given.output}/batch={number}")
-            if given.results_topic:
+            if args.output:
+                good.write.mode("overwrite").parquet(f"{args.output}/batch={number}")
+            if args.results_topic:
                 results = good.selectExpr(
                     "name as key", "to_json(struct(name, format, width, height, hash)) as value"
                 )
                 topics.produce(
                     results,
-                    {**arguments.select_connection_options(given), "topic": given.results_topic},
+                    {**arguments.select_connection_options(args), "topic": args.results_topic},
                 )
             count = judged.count()
             rejected = outcomes.report(judged, options)
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument(
         "--work-ms", type=int, default=0, help="minimum time per image in milliseconds"
     )
-    given = parser.parse_args()
+    args = parser.parse_args()
     spark = (
         SparkSession.builder.appName("image-tasks")
         # Images are large: a thousand of them do not fit well into one Arrow batch.
@@ -120,9 +120,9 @@ def main() -> None:
         .getOrCreate()
     )
     shoal_spark.register(spark)
-    rows = arguments.load(spark, given, includeDecodeErrors="true")
-    writer = rows.writeStream.foreachBatch(sink(given))
-    arguments.configure_writer(writer, given).start().awaitTermination()
+    rows = arguments.load(spark, args, includeDecodeErrors="true")
+    writer = rows.writeStream.foreachBatch(sink(args))
+    arguments.configure_writer(writer, args).start().awaitTermination()
     spark.stop()
 
 

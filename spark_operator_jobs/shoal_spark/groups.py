@@ -43,13 +43,13 @@ class LagReader(DataSourceReader):  # type: ignore[misc]
 
         from shoal_spark.range_reader import get_client
 
-        found = get_client(self.options.connection)
-        admin = found.admin
+        client = get_client(self.options.connection)
+        admin = client.admin
         groups = list(self.options.group_ids) or _list_share_groups(self.options.connection)
-        for group, state in found.run(admin.share_groups.offsets(groups)).items():
+        for group, state in client.run(admin.share_groups.offsets(groups)).items():
             if isinstance(state, KafkaError):
                 raise state
-            ends = found.run(admin.topics.offsets(dict.fromkeys(state, int(OffsetSpec.LATEST))))
+            ends = client.run(admin.topics.offsets(dict.fromkeys(state, int(OffsetSpec.LATEST))))
             for partition, offset in sorted(state.items()):
                 if isinstance(offset, KafkaError):
                     raise offset
@@ -61,8 +61,8 @@ class LagReader(DataSourceReader):  # type: ignore[misc]
 def _list_share_groups(connection: ConnectionOptions) -> list[str]:
     from shoal_spark.range_reader import get_client
 
-    found = get_client(connection)
-    return list(found.run(found.admin.groups.list(types=["share"])))
+    client = get_client(connection)
+    return list(client.run(client.admin.groups.list(types=["share"])))
 
 
 class LagSource(DataSource):  # type: ignore[misc]
@@ -103,14 +103,14 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
 
         from shoal_spark.range_reader import get_client
 
-        found, name = get_client(self.options.connection), self.options.topic
+        client, name = get_client(self.options.connection), self.options.topic
         try:
-            topic = found.run(found.cluster.get_topic(name))
+            topic = client.run(client.cluster.get_topic(name))
         except KafkaError as error:
             raise InvalidOption(f"option 'topic': {name!r}: {error}") from None
         places = [TopicPartition(name, index) for index in range(len(topic.partitions))]
         firsts, ends = (
-            expect(found.run(found.admin.topics.offsets(dict.fromkeys(places, int(spec)))))
+            expect(client.run(client.admin.topics.offsets(dict.fromkeys(places, int(spec)))))
             for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
         )
         return [DeadLetterPartition(p.partition, firsts[p].offset, ends[p].offset) for p in places]
@@ -121,8 +121,8 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
         assert isinstance(partition, DeadLetterPartition)
         if partition.first >= partition.end:
             return
-        found = get_client(self.options.connection)
-        for chunk in found.fetch_range(
+        client = get_client(self.options.connection)
+        for chunk in client.fetch_range(
             self.options.topic, partition.partition, partition.first, partition.end - 1
         ):
             for record in chunk.records():

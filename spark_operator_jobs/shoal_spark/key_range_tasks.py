@@ -109,15 +109,15 @@ def read(options: KeyRangeOptions, task: KeyRangeTask) -> Iterator[pa.RecordBatc
 
 def _iterate_chunks(options: KeyRangeOptions, task: KeyRangeTask) -> Iterator[FetchedBatches]:
     """Fetch the task's offsets, and nothing after them."""
-    found = get_client(options.connection)
+    client = get_client(options.connection)
     isolation = Isolation.READ_COMMITTED if options.read_committed else Isolation.READ_UNCOMMITTED
-    timeout_s = found.cluster.settings.retry_timeout_ms / 1000
+    timeout_s = client.cluster.settings.retry_timeout_ms / 1000
     offset = task.first
     deadline = time.monotonic() + timeout_s
     while offset <= task.last:
         # Records of the range may end before the task does: the broker must not wait for more.
-        results = found.run(
-            found.fetcher.poll(
+        results = client.run(
+            client.fetcher.poll(
                 {task.topic_partition: offset},
                 min_bytes=0,
                 isolation=isolation,
@@ -129,7 +129,7 @@ def _iterate_chunks(options: KeyRangeOptions, task: KeyRangeTask) -> Iterator[Fe
             if result.code not in _GONE:
                 raise result
             _report_loss(options, task, offset, f"are gone: {result}")
-            start = found.run(_fetch_log_start(found, task.topic_partition))
+            start = client.run(_fetch_log_start(client, task.topic_partition))
             if not offset < start <= task.last:
                 return
             offset = start

@@ -62,11 +62,11 @@ def send(options: TopicOptions, rows: Iterator[Mapping[str, Any]]) -> int:
     """Produce rows and wait until all are stored; return their number."""
     from shoal_spark.range_reader import get_client
 
-    found = get_client(options.connection)
+    client = get_client(options.connection)
 
     async def send_all() -> int:
         count = 0
-        async with found.client.producer(compression=options.compression) as producer:
+        async with client.client.producer(compression=options.compression) as producer:
             while chunk := list(islice(rows, CHUNK)):
                 futures = [
                     await producer.send(
@@ -84,7 +84,7 @@ def send(options: TopicOptions, rows: Iterator[Mapping[str, Any]]) -> int:
                 count += len(chunk)
         return count
 
-    return found.run(send_all())
+    return client.run(send_all())
 
 
 def _encode(value: Any) -> bytes | None:

@@ -59,15 +59,15 @@ def check_files(files: list[File]) -> dict[str, list[str]]:
     keys = {
         hashlib.sha256(f"{prefix}\0{f.name}\0{f.text}".encode()).hexdigest(): f.name for f in files
     }
-    known: dict[str, list[str]] = json.loads(CACHE.read_text()) if CACHE.exists() else {}
-    results = {key: known[key] for key in keys if key in known}
-    new = {key: name for key, name in keys.items() if key not in known}
+    cached: dict[str, list[str]] = json.loads(CACHE.read_text()) if CACHE.exists() else {}
+    results = {key: cached[key] for key in keys if key in cached}
+    new = {key: name for key, name in keys.items() if key not in cached}
     if len(new) < MANY:
         results |= {key: check_file(name) for key, name in new.items()}
     else:
         with ProcessPoolExecutor() as pool:
-            found = pool.map(check_file, new.values(), chunksize=CHUNK)
-            results |= dict(zip(new, found, strict=True))
+            checked = pool.map(check_file, new.values(), chunksize=CHUNK)
+            results |= dict(zip(new, checked, strict=True))
     CACHE.parent.mkdir(exist_ok=True)
     CACHE.write_text(json.dumps(results))
     return results
@@ -75,7 +75,7 @@ def check_files(files: list[File]) -> dict[str, list[str]]:
 
 def main() -> int:
     files = tracked_files()
-    problems = [problem for found in check_files(files).values() for problem in found]
+    problems = [problem for of_file in check_files(files).values() for problem in of_file]
     for linter in LINTERS:
         problems += linter.check_tree(files)
     for problem in sorted(problems):

@@ -45,17 +45,17 @@ class Row(NamedTuple):
 
 def find_definitions(path: Path) -> set[str]:
     """Return the functions, the classes and the methods (`Class.method`) of a file."""
-    found = set()
+    names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {
+            names |= {
                 f"{node.name}.{method.name}"
                 for method in node.body
                 if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
             }
-    return found
+    return names
 
 
 def read_layers(contract: str) -> list[set[str]]:
@@ -69,7 +69,7 @@ def read_layers(contract: str) -> list[set[str]]:
 def check_tree(files: list[File]) -> Iterator[str]:
     """Yield what the page names and the tree lacks, and layers that are drawn otherwise."""
     text = PAGE.read_text()
-    rows = [Row(*found) for found in _ROW.findall(text)]
+    rows = [Row(*fields) for fields in _ROW.findall(text)]
     for event in sorted(EXPECTED - {row.event for row in rows}):
         yield f"{PAGE.name}: add the row of {event!r}, which newcomers look for"
     for row in rows:

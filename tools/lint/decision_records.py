@@ -33,11 +33,11 @@ def read_clauses(text: str) -> list[str]:
     match = STATUS.fullmatch(status)
     if match is None:
         raise ValueError(f"a status is 'Status: accepted[; clause]. Date: 2026-11-30.': {status}")
-    found = match[1].split("; ")[1:]
-    for clause in found:
+    clauses = match[1].split("; ")[1:]
+    for clause in clauses:
         if not SUPERSEDED.fullmatch(clause) and not SUPERSEDES.fullmatch(clause):
             raise ValueError(f"'point 1 is superseded by [2](…)' or 'supersedes …': {clause}")
-    return found
+    return clauses
 
 
 def find_faults(path: str, text: str) -> Iterator[str]:
@@ -51,9 +51,9 @@ def find_faults(path: str, text: str) -> Iterator[str]:
         yield str(error)
     parts = text.split("\n## ")
     for part in parts[1:] or parts:
-        found = re.findall(rf"^\*\*({'|'.join(HEADINGS)})\.\*\*", part, re.MULTILINE)
-        if found != list(HEADINGS):
-            yield f"the headings are {HEADINGS}, but they are {found}"
+        headings = re.findall(rf"^\*\*({'|'.join(HEADINGS)})\.\*\*", part, re.MULTILINE)
+        if headings != list(HEADINGS):
+            yield f"the headings are {HEADINGS}, but they are {headings}"
 
 
 def check_tree(files: list[File]) -> Iterator[str]:
@@ -63,11 +63,11 @@ def check_tree(files: list[File]) -> Iterator[str]:
     for name, text in records.items():
         yield from (f"{FOLDER}{name}: {fault}" for fault in find_faults(name, text))
     yield from _check_links(records)
-    known = {int(name[:4]) for name in records}
+    numbers = {int(name[:4]) for name in records}
     for file in files:
         if file.is_source and "ADR " in file.text:
             for number in REFERENCE.findall(file.text):
-                if int(number) not in known:
+                if int(number) not in numbers:
                     yield f"{file.name}: there is no ADR {number}"
 
 

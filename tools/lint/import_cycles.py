@@ -49,14 +49,14 @@ def find_imports(path: Path, paths: Mapping[str, Path]) -> Iterator[str]:
 
 def find_reachable(graph: Mapping[str, list[str]], start: str) -> set[str]:
     """Return all modules that `start` imports, directly or not."""
-    found: set[str] = set()
+    reachable: set[str] = set()
     pending = [start]
     while pending:
         for name in graph[pending.pop()]:
-            if name not in found:
-                found.add(name)
+            if name not in reachable:
+                reachable.add(name)
                 pending.append(name)
-    return found
+    return reachable
 
 
 def find_cycles(graph: Mapping[str, list[str]]) -> list[list[str]]:

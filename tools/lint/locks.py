@@ -63,9 +63,11 @@ def read_pins(text: str) -> Iterator[Pin]:
         head = block.partition("\\")[0].strip()
         if "--hash=sha256:" not in block:
             raise ValueError(f"{head} has no hash")
-        found = Requirement(head)
-        (version,) = found.specifier
-        yield Pin(canonicalize_name(found.name), version.version, str(found.marker or ""))
+        requirement = Requirement(head)
+        (version,) = requirement.specifier
+        yield Pin(
+            canonicalize_name(requirement.name), version.version, str(requirement.marker or "")
+        )
 
 
 def find_wanted(pyproject: Mapping[str, object]) -> dict[str, tuple[list[str], list[str]]]:
@@ -74,14 +76,14 @@ def find_wanted(pyproject: Mapping[str, object]) -> dict[str, tuple[list[str], l
     assert isinstance(project, dict)
     assert isinstance(groups, dict)
     always, extras = project["dependencies"], project["optional-dependencies"]
-    wanted = {"dev": ([*always, *_join(extras, lock.BASE)], ["dev"])}
+    requirements = {"dev": ([*always, *_join(extras, lock.BASE)], ["dev"])}
     for name in sorted(extras.keys() - set(lock.BASE)):
         held = [name] if name in lock.WHOLE else [name, "dev"]
-        wanted[name] = ([*(always if name in lock.WHOLE else ()), *extras[name]], held)
+        requirements[name] = ([*(always if name in lock.WHOLE else ()), *extras[name]], held)
     for image, names in lock.IMAGES.items():
         name = f"image-{image}"
-        wanted[name] = ([*always, *_join(extras, names)], [name])
-    return wanted | {lock.BUILD: (groups[lock.BUILD], [lock.BUILD])}
+        requirements[name] = ([*always, *_join(extras, names)], [name])
+    return requirements | {lock.BUILD: (groups[lock.BUILD], [lock.BUILD])}
 
 
 def _join(extras: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:
@@ -107,17 +109,17 @@ def find_faults(pyproject: Mapping[str, object], locks: Mapping[str, str]) -> It
             pins[name] = list(read_pins(text))
         except ValueError as error:
             yield f"{name}.txt: {error}"
-    wanted = find_wanted(pyproject)
-    for name in sorted(wanted.keys() ^ locks.keys()):
+    by_lock = find_wanted(pyproject)
+    for name in sorted(by_lock.keys() ^ locks.keys()):
         yield f"{name}.txt: {'no extra has it' if name in locks else 'it is missing'}"
-    for name in sorted(wanted.keys() & pins.keys()):
-        requirements, held = wanted[name]
+    for name in sorted(by_lock.keys() & pins.keys()):
+        requirements, held = by_lock[name]
         there = [pin for other in held for pin in pins.get(other, ())]
         for fault in find_missing(requirements, there):
             yield f"{name}.txt: {fault}"
     versions_of = defaultdict(set)
-    for found in pins.values():
-        for pin in found:
+    for of_lock in pins.values():
+        for pin in of_lock:
             versions_of[pin.name, pin.marker].add(pin.version)
     for (package, _), several in versions_of.items():
         if len(several) > 1:

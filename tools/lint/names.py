@@ -82,13 +82,15 @@ def check_tree(files: list[File]) -> Iterator[str]:
     """Yield the packages with too many participles, and the exceptions that nothing needs."""
     unused = set(EXCEPT)
     for package in PACKAGES:
-        found, total = find_participles(f for f in files if f.name.startswith(f"{package}/"))
-        unused -= {function.name for _, function in found}
-        found = [(place, function) for place, function in found if function.name not in EXCEPT]
-        if len(found) > PARTICIPLES_MAX * total:
-            share = f"{len(found)} of {total} functions begin with a participle"
+        participles, total = find_participles(f for f in files if f.name.startswith(f"{package}/"))
+        unused -= {function.name for _, function in participles}
+        participles = [
+            (place, function) for place, function in participles if function.name not in EXCEPT
+        ]
+        if len(participles) > PARTICIPLES_MAX * total:
+            share = f"{len(participles)} of {total} functions begin with a participle"
             yield f"{package}: {share}, at most {PARTICIPLES_MAX:.1%}: begin each with a verb"
-            for place, function in found:
+            for place, function in participles:
                 yield f"{place}: {function.name} begins with a participle"
     for name in sorted(unused):
         yield f"tools/lint/names.py: remove {name} from EXCEPT"
@@ -97,11 +99,11 @@ def check_tree(files: list[File]) -> Iterator[str]:
 def find_participles(files: Iterable[File]) -> tuple[list[tuple[str, Function]], int]:
     """Return the functions that begin with a participle, each with its place, and the number of
     all functions in these files."""
-    found, total = [], 0
+    participles, total = [], 0
     for file in files:
         if file.is_python:
             for function in find_functions(ast.parse(file.text)):
                 total += 1
                 if begins_with_participle(function):
-                    found.append((f"{file.name}:{function.line}", function))
-    return found, total
+                    participles.append((f"{file.name}:{function.line}", function))
+    return participles, total

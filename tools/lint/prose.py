@@ -120,14 +120,14 @@ def split_document(source: str) -> Iterator[Prose]:
 
 def find_bans(prose: Prose) -> list[str]:
     """Return the banned phrases in a text, each with its line and the better wording."""
-    found: list[str] = []
+    problems: list[str] = []
     if not ANY.search(prose.text):
-        return found
+        return problems
     for ban, pattern in PATTERNS:
         for match in pattern.finditer(prose.text):
             line = prose.line + prose.text[: match.start()].count("\n")
-            found.append(f"{line}: {' '.join(match[0].split())!r} (better: {ban.better})")
-    return found
+            problems.append(f"{line}: {' '.join(match[0].split())!r} (better: {ban.better})")
+    return problems
 
 
 def check_text(file: File) -> Iterator[str]:
@@ -137,7 +137,7 @@ def check_text(file: File) -> Iterator[str]:
         return
     split = split_python if file.is_python else split_document
     for prose in split(file.text):
-        yield from (f"{file.name}:{found}" for found in find_bans(prose))
+        yield from (f"{file.name}:{problem}" for problem in find_bans(prose))
 
 
 def check_file(file: File) -> Iterator[str]:

@@ -85,11 +85,11 @@ class References:
         parts = reference.split(".")
         for count in range(len(parts), 0, -1):
             paths = find_candidates("/".join(parts[:count]), file)
-            found = [p for p in paths if p in self._folders or f"{p}.py" in self._files]
-            if found and count == len(parts):
+            existing = [p for p in paths if p in self._folders or f"{p}.py" in self._files]
+            if existing and count == len(parts):
                 return True
-            if found:
-                modules = [f for p in found for f in (f"{p}.py", f"{p}/__init__.py")]
+            if existing:
+                modules = [f for p in existing for f in (f"{p}.py", f"{p}/__init__.py")]
                 defined = rf"\b{parts[count]}\b"
                 return any(re.search(defined, _read(f)) for f in modules if f in self._files)
         return False
@@ -117,5 +117,5 @@ def check_tree(files: list[File]) -> Iterator[str]:
     references = References((file.name for file in files), makefile)
     for file in files:
         if file.path.suffix in CHECKED and file.name not in EXCEPT:
-            for found in references.find_stale(file.text, file.name):
-                yield f"{file.name}:{found}: no such file, function, module or target; correct it"
+            for problem in references.find_stale(file.text, file.name):
+                yield f"{file.name}:{problem}: no such file, function, module or target; correct it"

@@ -43,13 +43,13 @@ FMT_SKIP = "# fmt: skip"
 
 def find_machine(line: str) -> list[str]:
     """Return the paths, hosts and package sources in a line that only some machines have."""
-    found = [
+    machines = [
         match[0]
         for match in ABSOLUTE.finditer(line)
         if match[1] not in DIRECTORIES | PLACEHOLDERS and match[0] not in HOMES
     ]
-    found += [match[1] for match in HOST.finditer(line) if not HOSTS.match(match[1])]
-    return found + [match[0] for match in SOURCES.finditer(line)]
+    machines += [match[1] for match in HOST.finditer(line) if not HOSTS.match(match[1])]
+    return machines + [match[0] for match in SOURCES.finditer(line)]
 
 
 def check_file(file: File) -> Iterator[str]:
@@ -67,8 +67,8 @@ def _check_lines(file: File) -> Iterator[str]:
         place = f"{file.name}:{number}"
         if UNFINISHED.search(line):
             yield f"{place}: refuse what is missing with a clear error; do not mark it for later"
-        if found := find_machine(line):
-            yield f"{place}: a path, host or package source of one machine: {found}"
+        if machines := find_machine(line):
+            yield f"{place}: a path, host or package source of one machine: {machines}"
         if not file.is_python:
             continue
         if in_tests and SLEEP.search(line):

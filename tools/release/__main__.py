@@ -23,9 +23,9 @@ def main() -> int:
         "--only", default=",".join(PARTS), help=f"parts to build: {', '.join(PARTS)}"
     )
     parser.add_argument("--into", type=Path, help="folder of the artifacts; default dist/VERSION")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        release(given.version, given.key, given.only.split(","), given.into)
+        release(arguments.version, arguments.key, arguments.only.split(","), arguments.into)
     except ReleaseError as error:
         print(f"Nothing is released. {error}", file=sys.stderr)
         return 1

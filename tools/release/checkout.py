@@ -35,10 +35,10 @@ class Checkout:
             raise ReleaseError(
                 f"The checkout has changes that no commit has:\n{changed}\nCommit or stash them."
             )
-        for path, found in versions(folder).items():
-            if found != version:
+        for path, stated in versions(folder).items():
+            if stated != version:
                 raise ReleaseError(
-                    f"{path} has version {found}, not {version}. Change it and commit."
+                    f"{path} has version {stated}, not {version}. Change it and commit."
                 )
         self.commit = self._git("rev-parse", "HEAD")
         self.notes = notes(folder, version)
@@ -82,10 +82,10 @@ def versions(folder: Path) -> dict[str, str]:
 def notes(folder: Path, version: str) -> str:
     """Return the changelog's section of a version. Raises `ReleaseError` without one."""
     text = (folder / "CHANGELOG.md").read_text()
-    found = re.search(rf"(?ms)^## {re.escape(version)}(?= |$)[^\n]*\n(.*?)(?=^## |\Z)", text)
-    if found is None:
+    match = re.search(rf"(?ms)^## {re.escape(version)}(?= |$)[^\n]*\n(.*?)(?=^## |\Z)", text)
+    if match is None:
         raise ReleaseError(f"CHANGELOG.md has no section {version!r}. Add it and commit.")
-    return found[1].strip() + "\n"
+    return match[1].strip() + "\n"
 
 
 _FILES = ("pyproject.toml", "broker_image/shoal/__init__.py", "helm/shoal/Chart.yaml")

@@ -36,6 +36,8 @@ def _write_archive(name: str, path: Path, time_s: int) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         folder = Path(work) / "layout"
         images.write_oci_layout(name, folder)
-        files = {str(one.relative_to(folder)): one for one in folder.rglob("*") if one.is_file()}
+        files = {
+            str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()
+        }
         with path.open("wb") as archive:
             tar.write(archive, files, time_s)

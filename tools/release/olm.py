@@ -60,9 +60,11 @@ def make_files(sources: Path, version: str) -> dict[str, str]:
     manifests = {
         f"{NAME}.clusterserviceversion.yaml": _make_csv(rendered, about, crds, version),
         **{
-            f"{one['metadata']['name']}.{one['kind'].lower()}.yaml": _without_namespace(one)
-            for one in rendered
-            if one["kind"] == "Service" or one in _list_unbound(rendered)
+            f"{manifest['metadata']['name']}.{manifest['kind'].lower()}.yaml": _without_namespace(
+                manifest
+            )
+            for manifest in rendered
+            if manifest["kind"] == "Service" or manifest in _list_unbound(rendered)
         },
     }
     annotations = _make_annotations()
@@ -96,7 +98,7 @@ def _render(chart: Path) -> list[Manifest]:
     )
     if done.returncode:
         raise ReleaseError(f"helm template failed: {done.stderr.strip()}")
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
 
 
 def _find(rendered: Iterable[Manifest], kind: str, name: str) -> Manifest:
@@ -174,7 +176,7 @@ def _make_csv(
 
 def _list_owned(crds: list[Manifest], notes: Mapping[str, str]) -> list[Manifest]:
     """Return the definitions of the bundle, in each version."""
-    words = {one["name"]: one for one in yaml.safe_load(notes["artifacthub.io/crds"])}
+    words = {entry["name"]: entry for entry in yaml.safe_load(notes["artifacthub.io/crds"])}
     return [
         {
             "name": crd["metadata"]["name"],

@@ -17,13 +17,13 @@ _STATUS = "var/lib/dpkg/status"
 
 def of_image(archive: Path, name: str, version: str) -> str:
     """Return the bill of materials of a docker archive as JSON."""
-    found = {component["purl"]: component for component in _components(archive)}
+    components = {component["purl"]: component for component in _components(archive)}
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": {"type": "container", "name": name, "version": version}},
-        "components": [found[purl] for purl in sorted(found)],
+        "components": [components[purl] for purl in sorted(components)],
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -35,12 +35,12 @@ def _components(archive: Path) -> Iterator[dict[str, Any]]:
         for layer in manifest[0]["Layers"]:
             with tarfile.open(fileobj=_member(image, layer)) as files:
                 for entry in files:
-                    where = entry.name.removeprefix("./")
-                    if where.endswith(".dist-info/METADATA") and entry.isfile():
+                    path = entry.name.removeprefix("./")
+                    if path.endswith(".dist-info/METADATA") and entry.isfile():
                         about = HeaderParser().parsestr(_text(files, entry))
                         name = about["Name"].lower().replace("_", "-")
                         yield _component("pypi", name, about["Version"])
-                    elif where == _STATUS and entry.isfile():
+                    elif path == _STATUS and entry.isfile():
                         # A later layer has the whole list again.
                         debian = list(_of_status(_text(files, entry)))
     yield from debian
@@ -59,12 +59,12 @@ def _component(kind: str, name: str, version: str) -> dict[str, Any]:
 
 
 def _member(archive: tarfile.TarFile, name: str) -> Any:
-    found = archive.extractfile(name)
-    assert found is not None, f"{name} is not a file"
-    return found
+    file = archive.extractfile(name)
+    assert file is not None, f"{name} is not a file"
+    return file
 
 
 def _text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
-    found = archive.extractfile(entry)
-    assert found is not None
-    return found.read().decode(errors="replace")
+    file = archive.extractfile(entry)
+    assert file is not None
+    return file.read().decode(errors="replace")

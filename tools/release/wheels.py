@@ -105,8 +105,8 @@ def find_headers(python: tuple[int, int]) -> Path:
 
 def _list_interpreters(python: tuple[int, int]) -> Iterator[str]:
     name = f"python{python[0]}.{python[1]}"
-    if found := shutil.which(name):
-        yield found
+    if interpreter := shutil.which(name):
+        yield interpreter
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     yield from map(str, sorted(pyenv.glob(f"versions/*/bin/{name}")))
 

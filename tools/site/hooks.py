@@ -51,11 +51,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for asset in sorted(ASSETS.iterdir()):
         folder = "images" if asset.suffix == ".svg" else "site"
         files.append(File.generated(config, f"{folder}/{asset.name}", abs_src_path=str(asset)))
-    known = {file.src_uri for file in files}
+    uris = {file.src_uri for file in files}
     for file in [f for f in files if f.is_documentation_page()]:
         for path in _linked_files(file.content_string, repository_path(file.src_uri)):
-            if f"files/{path}" not in known:
-                known.add(f"files/{path}")
+            if f"files/{path}" not in uris:
+                uris.add(f"files/{path}")
                 source = str(ROOT / path)
                 files.append(File.generated(config, f"files/{path}", abs_src_path=source))
     return files

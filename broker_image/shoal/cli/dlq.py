@@ -200,9 +200,9 @@ async def list_reasons(
         async for letter in dead_letter_topics.read_dead_letters(client, topic):
             if letter_filter.matches(letter):
                 failures.add(letter)
-    found = failures.list_largest()
+    largest_groups = failures.list_largest()
     if format is not Format.TABLE:
-        output.print_rows(format, [_make_group_row(group) for group in found])
+        output.print_rows(format, [_make_group_row(group) for group in largest_groups])
         return
     rows = [
         {
@@ -213,7 +213,7 @@ async def list_reasons(
             "newest": output.format_timestamp(group.newest.timestamp_ms),
             "message": str(group.newest.failure._replace(exception_class="")),
         }
-        for group in found
+        for group in largest_groups
     ]
     output.print_rows(format, rows, empty="There are no such letters.", expendable=_EXPENDABLE)
 
@@ -334,13 +334,13 @@ async def _check_dead_letter_topic(client: Client, topic: str) -> None:
     await client.cluster.get_topic(topic)
     if await dead_letter_topics.may_hold_dead_letters(client.admin, topic):
         return
-    known = [*await dead_letter_topics.list_dead_letter_topics(client.admin)]
+    topics = [*await dead_letter_topics.list_dead_letter_topics(client.admin)]
     raise CommandError(
         f"{topic} is not a topic of dead letters: its {dead_letter_topics.ENABLED} is not true, and"
         " no share group sends its letters there. "
         + (
-            f"The topics of dead letters are {', '.join(known[:TOPICS_NAMED])}."
-            if known
+            f"The topics of dead letters are {', '.join(topics[:TOPICS_NAMED])}."
+            if topics
             else "There are no topics of dead letters. See `shoal queue create --dead-letters`."
         )
     )
@@ -376,31 +376,33 @@ async def skip(
     if (partition or offsets) and not topic:
         raise CommandError("--partition and --offsets need --topic.", USAGE)
     wanted_offsets = _parse_offsets(offsets, partition)
-    keys = {one.encode() for one in key or ()}
+    keys = {text.encode() for text in key or ()}
     expect(await client.admin.groups.describe([group]))
-    found = (await lag.find_positions(client.admin, {group: SHARE}))[group]
+    positions = (await lag.find_positions(client.admin, {group: SHARE}))[group]
     selected = [
-        one
-        for one in await find_held_keys(client, found, keys_max=sys.maxsize if key else KEYS_MAX)
-        if (topic is None or one.partition.topic == topic)
-        and (not partition or one.partition.partition in partition)
-        and (wanted_offsets is None or one.offset in wanted_offsets)
-        and (not keys or one.key in keys)
+        held_key
+        for held_key in await find_held_keys(
+            client, positions, keys_max=sys.maxsize if key else KEYS_MAX
+        )
+        if (topic is None or held_key.partition.topic == topic)
+        and (not partition or held_key.partition.partition in partition)
+        and (wanted_offsets is None or held_key.offset in wanted_offsets)
+        and (not keys or held_key.key in keys)
     ]
     if not dry_run:
         by_partition: dict[TopicPartition, OffsetSet] = {}
-        for one in selected:
-            by_partition.setdefault(one.partition, OffsetSet()).add(one.offset)
+        for held_key in selected:
+            by_partition.setdefault(held_key.partition, OffsetSet()).add(held_key.offset)
         ranges = {
-            topic_partition: [*found.iter_ranges()]
-            for topic_partition, found in by_partition.items()
+            topic_partition: [*offset_set.iter_ranges()]
+            for topic_partition, offset_set in by_partition.items()
         }
         expect(await client.admin.share_groups.free(group, ranges))
     if format is not Format.TABLE:
-        rows = [one.to_row() for one in selected]
+        rows = [held_key.to_row() for held_key in selected]
         output.print_document(format, {"group": group, "dry_run": dry_run, "skipped": rows})
         return
-    output.print_rows(format, [one.to_row() for one in selected])
+    output.print_rows(format, [held_key.to_row() for held_key in selected])
     noun = "record" if len(selected) == 1 else "records"
     verb = "Would skip" if dry_run else "Skipped"
     say(f"{verb} {len(selected)} {noun} of group {group} that held a key.")

@@ -253,16 +253,16 @@ async def _print_held(client: Client, group: str, keys: list[HeldKey]) -> None:
     entries = next(iter(config.values()))
     name = "errors.deadletterqueue.topic.name"
     topic = None if isinstance(entries, KafkaError) or name not in entries else entries[name].value
-    one = len(keys) == 1
-    noun = "record holds its key" if one else "records hold their keys"
-    pronoun = "it" if one else "them"
+    is_single = len(keys) == 1
+    noun = "record holds its key" if is_single else "records hold their keys"
+    pronoun = "it" if is_single else "them"
     say(
         f"\n{len(keys)} dead-lettered {noun} (share.ordering.key.dead.letter=hold). "
         f"`shoal dlq redrive {topic or 'TOPIC'} --group {group}` redrives {pronoun}. "
         f"`shoal dlq skip {group} --key KEY` releases the key without {pronoun}."
     )
     say()
-    rows = [one.to_row() for one in keys[:HELD_SHOWN]]
+    rows = [key.to_row() for key in keys[:HELD_SHOWN]]
     output.print_table(rows, ["topic", "partition", "offset", "key"])
     if len(keys) > HELD_SHOWN:
         say(f"... and {len(keys) - HELD_SHOWN} more. --format json shows all.")

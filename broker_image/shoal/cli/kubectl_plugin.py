@@ -48,16 +48,16 @@ class Kubectl:
 
     def get(self, kind: str, name: str, namespace: str) -> dict[str, Any]:
         """Return an object. Raises `KubectlError`."""
-        where = [f"--namespace={namespace}"] if namespace else []
-        command = ["kubectl", *self._flags, *where, "get", kind, name, "--output=json"]
+        namespace_flags = [f"--namespace={namespace}"] if namespace else []
+        command = ["kubectl", *self._flags, *namespace_flags, "get", kind, name, "--output=json"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError:
             raise KubectlError("kubectl is not in your PATH. Install it") from None
         if done.returncode:
             raise KubectlError(done.stderr.strip().rstrip("."))
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        resource: dict[str, Any] = json.loads(done.stdout)
+        return resource
 
     def start_forward(self, target: str, namespace: str, port: int) -> subprocess.Popen[str]:
         """Start to forward a port of this machine, which kubectl chooses, to a pod or Service."""
@@ -84,9 +84,9 @@ class Forwards:
         if name is None:
             return None
         with self._gate:
-            known = self._started.get((host, port))
-            if known is not None and known[0].poll() is None:
-                return known[1]
+            forward = self._started.get((host, port))
+            if forward is not None and forward[0].poll() is None:
+                return forward[1]
             kind = "pod" if name["brokers"] else "service"
             target = f"{kind}/{name['first']}"
             process = self._kubectl.start_forward(target, name["ns"], port)
@@ -105,12 +105,12 @@ def _read_port(process: subprocess.Popen[str]) -> int:
     """Return the port that kubectl has chosen, and read on, as kubectl reports each connection.
     Raises `OSError`."""
     assert process.stdout is not None
-    found = _FORWARDED.match(process.stdout.readline())
-    if found is None:
+    match = _FORWARDED.match(process.stdout.readline())
+    if match is None:
         _, errors = process.communicate()
         raise OSError(f"kubectl port-forward failed: {errors.strip()}")
     threading.Thread(target=process.stdout.read, daemon=True).start()
-    return int(found[1])
+    return int(match[1])
 
 
 class ForwardingLoop(asyncio.SelectorEventLoop):

@@ -217,13 +217,13 @@ async def _read_backlogs(
         backlogs += [
             Backlog(
                 topic,
-                found,
+                topic_positions,
                 group,
                 letters,
                 counts[letters] if letters else None,
-                _sum_numbers(numbers, name, found),
+                _sum_numbers(numbers, name, topic_positions),
             )
-            for topic, found in by_topic.items()
+            for topic, topic_positions in by_topic.items()
         ]
     return sorted(backlogs, key=lambda backlog: (backlog.topic, backlog.group.group_id))
 
@@ -307,18 +307,18 @@ async def _find_backlog(
     """Return the backlog of one queue. Raises `CommandError` with the groups there are."""
     await client.cluster.get_topic(queue)
     listed = await client.admin.groups.list(types=["share"])
-    found = [b for b in await _read_backlogs(client, [*listed], metrics) if b.topic == queue]
-    chosen = [b for b in found if b.group.group_id == (group or queue)]
-    if not chosen and group is None and len(found) == 1:
-        chosen = found
+    backlogs = [b for b in await _read_backlogs(client, [*listed], metrics) if b.topic == queue]
+    chosen = [b for b in backlogs if b.group.group_id == (group or queue)]
+    if not chosen and group is None and len(backlogs) == 1:
+        chosen = backlogs
     if chosen:
         return chosen[0]
-    names = ", ".join(b.group.group_id for b in found)
+    names = ", ".join(b.group.group_id for b in backlogs)
     raise CommandError(
         f"share group {group or queue} has no position in topic {queue}. "
         + (
             f"Choose --group from: {names}."
-            if found
+            if backlogs
             else f"Create the queue with `shoal queue create {queue}`."
         )
     )
@@ -367,8 +367,8 @@ async def _choose_topics_to_delete(admin: Admin, backlog: Backlog) -> tuple[list
     positions = await lag.find_positions(admin, others)
     readers = [
         group
-        for group, found in positions.items()
-        if any(position.partition.topic == backlog.topic for position in found)
+        for group, group_positions in positions.items()
+        if any(position.partition.topic == backlog.topic for position in group_positions)
     ]
     share = sorted(group.group_id for group in others if group.type == backlog.group.type)
     writers = await dead_letter_topics.list_groups_by_topic(admin, share)

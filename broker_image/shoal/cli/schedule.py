@@ -49,8 +49,8 @@ async def run(
         raise CommandError(
             f"{file} has no QueueSchedule. Write one as in docs/schedules.md.", USAGE
         )
-    for one in schedules:
-        await client.cluster.get_topic(one.schedule.topic)
+    for running in schedules:
+        await client.cluster.get_topic(running.schedule.topic)
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,28 +60,32 @@ async def run(
 
 
 def _report(schedule: Schedule, tick: datetime.datetime, stored: RecordMetadata) -> None:
-    at = f"{stored.topic}-{stored.partition} at offset {stored.offset}"
-    say(f"{format_tick(tick)} {schedule.name}: {at}")
+    place = f"{stored.topic}-{stored.partition} at offset {stored.offset}"
+    say(f"{format_tick(tick)} {schedule.name}: {place}")
     sys.stdout.flush()
 
 
 def _read_manifests(file: Path) -> list[Manifest]:
     try:
-        found = [one for one in yaml.safe_load_all(file.read_text()) if one is not None]
+        documents = [
+            document for document in yaml.safe_load_all(file.read_text()) if document is not None
+        ]
     except OSError as error:
         raise CommandError(f"cannot read {file}: {error.strerror}.", USAGE) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CommandError(f"{file} is not YAML: {error}.", USAGE) from None
-    for one in found:
-        if not isinstance(one, dict) or not isinstance(one.get("metadata"), dict):
+    for document in documents:
+        if not isinstance(document, dict) or not isinstance(document.get("metadata"), dict):
             raise CommandError(f"{file} has a document that is no manifest of Kubernetes.", USAGE)
-    return found
+    return documents
 
 
 def _load_schedules(manifests: list[Manifest]) -> Iterator[RunningSchedule]:
     """Yield the schedules with their payloads."""
-    objects = {(one.get("kind"), one["metadata"].get("name")): one for one in manifests}
-    for resource in (one for one in manifests if one.get("kind") == specs.KIND):
+    objects = {
+        (manifest.get("kind"), manifest["metadata"].get("name")): manifest for manifest in manifests
+    }
+    for resource in (manifest for manifest in manifests if manifest.get("kind") == specs.KIND):
         name = resource["metadata"].get("name", "")
         try:
             schedule = specs.parse_schedule(resource)

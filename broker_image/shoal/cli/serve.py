@@ -61,12 +61,12 @@ _CONVERTERS: Mapping[str, Callable[[str], Any]] = {
 
 def read_flags(words: Sequence[str], environment: Mapping[str, str]) -> ServerFlags | None:
     """Return the flags of a command line; None if it asks for help or may be wrong."""
-    found = {
+    from_environment = {
         "listener": environment.get("SHOAL_LISTENER", "").split(),
         "data_dir": environment.get("SHOAL_DATA_DIR") or None,
         "config": Path(environment["SHOAL_CONFIG"]) if environment.get("SHOAL_CONFIG") else None,
     }
-    given: dict[str, Any] = {}
+    from_words: dict[str, Any] = {}
     remaining = list(reversed(words))
     while remaining:
         flag, has_value, value = remaining.pop().partition("=")
@@ -77,7 +77,7 @@ def read_flags(words: Sequence[str], environment: Mapping[str, str]) -> ServerFl
         if default is False:
             if has_value:
                 return None
-            given[name] = True
+            from_words[name] = True
             continue
         if not has_value:
             value = remaining.pop() if remaining else ""
@@ -86,26 +86,26 @@ def read_flags(words: Sequence[str], environment: Mapping[str, str]) -> ServerFl
         if not value or (_CONVERTERS.get(name) is int and not value.isdecimal()):
             return None
         converted = _CONVERTERS.get(name, str)(value)
-        given[name] = [*given.get(name, ()), converted] if default == () else converted
-    return ServerFlags(**found | given)
+        from_words[name] = [*from_words.get(name, ()), converted] if default == () else converted
+    return ServerFlags(**from_environment | from_words)
 
 
-def serve(given: ServerFlags) -> None:
+def serve(server_flags: ServerFlags) -> None:
     """Run a broker until a signal stops it."""
     started = time.perf_counter()
     if not __debug__:
         _fail("python -O disables the assertions that protect the data. Run without -O.")
-    flags: Mapping[str, str] = _make_flags(given)
-    resolved = _resolve(flags, given.config)
-    if given.log_level not in ("debug", "info", "warning", "error"):
-        _fail(f"--log-level must be debug, info, warning or error, not {given.log_level}.")
+    flags: Mapping[str, str] = _make_flags(server_flags)
+    resolved = _resolve(flags, server_flags.config)
+    if server_flags.log_level not in ("debug", "info", "warning", "error"):
+        _fail(f"--log-level must be debug, info, warning or error, not {server_flags.log_level}.")
     beside = None
-    if given.console is not None:
-        resolved, flags = _with_metrics(resolved, flags, given.config)
-        beside = _make_side_console(given.console, resolved)
-    _add_users(given.add_scram, resolved)
+    if server_flags.console is not None:
+        resolved, flags = _with_metrics(resolved, flags, server_flags.config)
+        beside = _make_side_console(server_flags.console, resolved)
+    _add_users(server_flags.add_scram, resolved)
     try:
-        _serve(resolved, flags, given, started, beside)
+        _serve(resolved, flags, server_flags, started, beside)
     finally:
         if beside is not None:
             beside.stop()
@@ -114,18 +114,21 @@ def serve(given: ServerFlags) -> None:
 def _serve(
     resolved: BrokerConfig,
     flags: Mapping[str, str],
-    given: ServerFlags,
+    server_flags: ServerFlags,
     started: float,
     beside: SideConsole | None,
 ) -> None:
     """Run the broker, or the brokers of this host."""
     say = _say if beside is None else beside.say
     if resolved["shoal.brokers.per.host"] > 1:
-        words = [f"--log-level={given.log_level}", *(["--log-json"] if given.log_json else [])]
-        words += [f"--config={given.config}"] if given.config is not None else []
+        words = [
+            f"--log-level={server_flags.log_level}",
+            *(["--log-json"] if server_flags.log_json else []),
+        ]
+        words += [f"--config={server_flags.config}"] if server_flags.config is not None else []
         _run_host(resolved, flags, words, started, say)
     else:
-        _run(resolved, started, given.log_level, given.log_json, say)
+        _run(resolved, started, server_flags.log_level, server_flags.log_json, say)
 
 
 def _with_metrics(
@@ -240,27 +243,27 @@ def _run(
         _fail(str(error))
 
 
-def _make_flags(given: ServerFlags) -> dict[str, str]:
+def _make_flags(server_flags: ServerFlags) -> dict[str, str]:
     """Return the flags by property name."""
     flags = {}
-    for pair in given.set:
+    for pair in server_flags.set:
         name, sign, value = pair.partition("=")
         if not sign:
             _fail(f"--set must be NAME=VALUE, not {pair}.")
         flags[name.strip()] = value.strip()
-    if given.listener:
+    if server_flags.listener:
         flags["listeners"] = ",".join(
-            text if "://" in text else f"PLAINTEXT://{text}" for text in given.listener
+            text if "://" in text else f"PLAINTEXT://{text}" for text in server_flags.listener
         )
-    brokers = given.brokers_per_host
+    brokers = server_flags.brokers_per_host
     configs = {
-        "node.id": None if given.node_id is None else str(given.node_id),
-        "controller.quorum.voters": given.quorum,
-        "shoal.cluster.id": given.cluster_id,
-        "log.dirs": given.data_dir,
-        "shoal.metrics.listener": given.metrics,
+        "node.id": None if server_flags.node_id is None else str(server_flags.node_id),
+        "controller.quorum.voters": server_flags.quorum,
+        "shoal.cluster.id": server_flags.cluster_id,
+        "log.dirs": server_flags.data_dir,
+        "shoal.metrics.listener": server_flags.metrics,
         "shoal.brokers.per.host": None if brokers is None else str(brokers),
-        "shoal.insecure.listeners.enable": "true" if given.insecure else None,
+        "shoal.insecure.listeners.enable": "true" if server_flags.insecure else None,
     }
     return flags | {name: value for name, value in configs.items() if value is not None}
 

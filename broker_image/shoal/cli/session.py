@@ -102,14 +102,14 @@ def command(
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*options, *shared, _CONTEXT)]
 
         @functools.wraps(function)
-        def run(**given: Any) -> None:
-            connection = {p.name: given.pop(p.name) for p in shared}
+        def run(**parameters: Any) -> None:
+            connection = {p.name: parameters.pop(p.name) for p in shared}
             for group, kind in groups.items():
-                given[group] = kind(**{name: given.pop(name) for name in kind._fields})
+                parameters[group] = kind(**{name: parameters.pop(name) for name in kind._fields})
             cluster = ClusterOptions(**{name: connection[name] for name in ClusterOptions._fields})
-            variables = _find_variables(given.pop(_CONTEXT.name))
+            variables = _find_variables(parameters.pop(_CONTEXT.name))
             perform(
-                lambda client: function(client, **given),
+                lambda client: function(client, **parameters),
                 cluster,
                 variables,
                 connection["property"],

@@ -159,17 +159,17 @@ async def _print_tenants(
     header = fairness_by.removeprefix("header:") if fairness_by != "key" else ""
     names = await _read_keys(client, [(w, o) for w, o, _ in shown], header)
     counts: dict[str, Counter[str]] = {}
-    for where, offset, entry in shown:
-        name = output.to_text_or_hex(names.get((where, offset))) or ""
+    for partition, offset, entry in shown:
+        name = output.to_text_or_hex(names.get((partition, offset))) or ""
         state = RecordStateName.from_in_flight(entry.state)
         counts.setdefault(name, Counter())[state] += 1
-    found = [s for s in RecordStateName if any(s in of_tenant for of_tenant in counts.values())]
+    states = [s for s in RecordStateName if any(s in of_tenant for of_tenant in counts.values())]
     rows: list[dict[str, Any]] = [
-        {"tenant": name, "records": of_tenant.total(), **{s: of_tenant[s] for s in found}}
+        {"tenant": name, "records": of_tenant.total(), **{s: of_tenant[s] for s in states}}
         for name, of_tenant in sorted(counts.items(), key=lambda x: -x[1].total())
     ]
     empty = f"Group {group} has no such records in flight in {topic}."
-    output.print_rows(format, rows, ["tenant", "records", *found], empty=empty)
+    output.print_rows(format, rows, ["tenant", "records", *states], empty=empty)
 
 
 async def _read_fairness(client: Client, group: str) -> str:

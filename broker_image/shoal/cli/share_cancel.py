@@ -81,8 +81,12 @@ class Selector(NamedTuple):
 
     def check(self) -> None:
         """Raise `CommandError` unless one option selects the records."""
-        given = [one for one in (self.id, self.offsets, self.key, self.header) if one is not None]
-        if len(given) != 1:
+        selectors = [
+            selector
+            for selector in (self.id, self.offsets, self.key, self.header)
+            if selector is not None
+        ]
+        if len(selectors) != 1:
             raise CommandError(
                 "select the records with one of --id, --offsets, --key and --header.", USAGE
             )

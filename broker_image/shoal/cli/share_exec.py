@@ -143,7 +143,7 @@ async def _pass_on(process: asyncio.subprocess.Process) -> str:
 
 def make_variables(job: Job) -> dict[str, str]:
     """Return the environment of a command. Zero bytes, which it cannot have, are left out."""
-    found: dict[str, Any] = {
+    variables: dict[str, Any] = {
         "SHOAL_TOPIC": job.topic,
         "SHOAL_PARTITION": job.partition,
         "SHOAL_OFFSET": job.offset,
@@ -151,8 +151,8 @@ def make_variables(job: Job) -> dict[str, str]:
         "SHOAL_DELIVERY_COUNT": job.delivery_count,
     }
     if job.key is not None:
-        found["SHOAL_KEY"] = job.key.decode(errors="surrogateescape")
+        variables["SHOAL_KEY"] = job.key.decode(errors="surrogateescape")
     for name, value in job.headers.items():
         variable = "SHOAL_HEADER_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
-        found[variable] = (value or b"").decode(errors="surrogateescape")
-    return {name: str(value).replace("\0", "") for name, value in found.items()}
+        variables[variable] = (value or b"").decode(errors="surrogateescape")
+    return {name: str(value).replace("\0", "") for name, value in variables.items()}

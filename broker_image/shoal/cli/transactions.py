@@ -146,11 +146,14 @@ async def find_hanging(
             warn(f"{partition} is left out: {states}.")
             continue
         open_transactions += [
-            (partition, one)
-            for one in states
-            if one.transaction_start_offset >= 0 and one.last_timestamp_ms <= before_ms
+            (partition, state)
+            for state in states
+            if state.transaction_start_offset >= 0 and state.last_timestamp_ms <= before_ms
         ]
-    rows = [_make_producer_row(*one) for one in await _select_hanging(client, open_transactions)]
+    rows = [
+        _make_producer_row(*transaction)
+        for transaction in await _select_hanging(client, open_transactions)
+    ]
     columns = ["topic", "partition", "producer_id", "transaction_start_offset", "last_write"]
     output.print_rows(
         format, rows, columns, empty="No transaction hangs.", expendable=["last_write"]

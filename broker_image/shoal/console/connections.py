@@ -238,8 +238,8 @@ async def send_in_pieces(request: web.Request, response: web.StreamResponse, bod
     response.content_length = len(body)
     with nullcontext() if connection is None else connection.holding(len(body)):
         await response.prepare(request)
-        for at in range(0, len(body), PIECE_BYTES):
-            await response.write(memoryview(body)[at : at + PIECE_BYTES])
+        for start in range(0, len(body), PIECE_BYTES):
+            await response.write(memoryview(body)[start : start + PIECE_BYTES])
         await response.write_eof()
 
 

@@ -143,7 +143,7 @@ def parse_masks(text: str, name: str) -> Masks:
 def _parse_rule(entry: Any, location: str) -> MaskRule:
     if not isinstance(entry, dict):
         raise InvalidMasks(f"{location} must be a JSON object")
-    allowed = [one.name for one in fields(MaskRule) if one.name != "why"]
+    allowed = [field.name for field in fields(MaskRule) if field.name != "why"]
     for name in entry:
         if name not in allowed:
             raise InvalidMasks(f"{location} has {name!r:.60}. Use {', '.join(allowed)}")
@@ -152,7 +152,7 @@ def _parse_rule(entry: Any, location: str) -> MaskRule:
         value = entry.get(name, [])
         patterns = [value] if isinstance(value, str) else value
         if not isinstance(patterns, list) or not all(
-            isinstance(one, str) and one for one in patterns
+            isinstance(pattern, str) and pattern for pattern in patterns
         ):
             raise InvalidMasks(f"{name} of {location} must be a text or a list of texts")
         lists[name] = tuple(patterns)

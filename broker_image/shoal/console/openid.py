@@ -259,7 +259,7 @@ class OpenIdLogin:
         session = _LoginSession(self, id, user, ends_at_s)
         session.keep(tokens)
         self._sessions[id] = session
-        own = [one for one in self._sessions.values() if one.user == user]
+        own = [login for login in self._sessions.values() if login.user == user]
         if len(own) > LOGINS_OF_USER_MAX:
             self._close(own[0])
         elif len(self._sessions) > LOGINS_MAX:

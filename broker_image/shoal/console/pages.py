@@ -472,8 +472,8 @@ class Pages:
         context = self.make_base(request)
         name = request.query.get("topic", "")
         if not name and request.query.get("by") == "exception":
-            found = await dead_letters.read_exceptions(self._client, self._view)
-            return Page("exceptions", context | {"letters": found})
+            exceptions = await dead_letters.read_exceptions(self._client, self._view)
+            return Page("exceptions", context | {"letters": exceptions})
         if not name:
             topics = await dead_letters.list_topics(self._client)
             return Page("letter_topics", context | {"topics": topics})
@@ -612,7 +612,7 @@ def _list_disks(sample: ClusterSample) -> list[tuple[int, int, int]]:
         for folder in folders
         if folder.total_bytes > 0 and folder.usable_bytes >= 0
     ]
-    return sorted(disks, key=lambda one: -one[1] / one[2])
+    return sorted(disks, key=lambda disk: -disk[1] / disk[2])
 
 
 def _find_value(entries: list[ConfigEntry] | str, name: str) -> str:

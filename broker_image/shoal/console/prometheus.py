@@ -172,7 +172,9 @@ class Prometheus:
         column_queries = make_queries(self.settings.labels, group, topics)
         try:
             # All end before the answer, so that no question is open without a page that waits.
-            columns = await _gather(self._run_query(one, end_s) for one in column_queries.values())
+            columns = await _gather(
+                self._run_query(query, end_s) for query in column_queries.values()
+            )
         except _PrometheusError as error:
             answer = HistoryAnswer(end_s, {}, str(error))
             if isinstance(error, _Silence):
@@ -186,7 +188,7 @@ class Prometheus:
             )
         # Those of earlier times are never shown again.
         self._kept = {
-            answer_key: one for answer_key, one in self._kept.items() if one.end_s == end_s
+            answer_key: kept for answer_key, kept in self._kept.items() if kept.end_s == end_s
         }
         self._kept[key] = answer
         return answer

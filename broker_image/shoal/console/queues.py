@@ -126,7 +126,7 @@ class Queue:
     @property
     def state(self) -> QueueState:
         """The most urgent state."""
-        return max(self.states, key=lambda one: one.level)
+        return max(self.states, key=lambda state: state.level)
 
     @property
     def held(self) -> int | None:
@@ -356,11 +356,11 @@ def describe_skipped(sample: ClusterSample, group: str) -> list[str]:
 
 def _describe_holders(sample: ClusterSample, queue: Queue, holdings: Holdings | None) -> str:
     """Return a sentence on the consumers that hold records of a queue, the most first."""
-    members = {one.member_id: one for one in sample.groups[queue.group].members}
+    members = {member.member_id: member for member in sample.groups[queue.group].members}
     holders = [
-        (one.records, id)
-        for id, one in (holdings.members if holdings else {}).items()
-        if any(partition.topic == queue.topic for partition in one.get_partitions())
+        (holding.records, id)
+        for id, holding in (holdings.members if holdings else {}).items()
+        if any(partition.topic == queue.topic for partition in holding.get_partitions())
     ]
     if not holders:
         return ""

@@ -68,9 +68,9 @@ class FailureGroups:
 
     def merge(self, group: FailureGroup) -> None:
         """Count the letters of a group of other letters."""
-        known = self._by_exception.setdefault(group.exception, group)
-        if known is not group:
-            known.merge(group)
+        stored = self._by_exception.setdefault(group.exception, group)
+        if stored is not group:
+            stored.merge(group)
 
     def list_largest(self) -> list[FailureGroup]:
         """Return the groups, the largest first."""

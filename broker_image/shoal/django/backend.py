@@ -91,14 +91,14 @@ class ShoalBackend(BaseTaskBackend):  # type: ignore[misc]
             errors=[],
             worker_ids=[],
         )
-        at = now()
-        self._store(self._make_message(result, at), task.run_after, options)
+        enqueued_at = now()
+        self._store(self._make_message(result, enqueued_at), task.run_after, options)
         # A frozen dataclass, which Django's own backends write to in this way.
-        object.__setattr__(result, "enqueued_at", at)
+        object.__setattr__(result, "enqueued_at", enqueued_at)
         signals.task_enqueued.send(type(self), task_result=result)
         return result
 
-    def _make_message(self, result: Any, at: datetime) -> TaskMessage:
+    def _make_message(self, result: Any, enqueued_at: datetime) -> TaskMessage:
         return TaskMessage(
             id=result.id,
             function=result.task.module_path,
@@ -107,7 +107,7 @@ class ShoalBackend(BaseTaskBackend):  # type: ignore[misc]
             queue=result.task.queue_name,
             backend=self.alias,
             priority=result.task.priority,
-            enqueued_at=at,
+            enqueued_at=enqueued_at,
         )
 
     def _store(self, message: TaskMessage, run_after: datetime | None, options: Options) -> None:
@@ -131,28 +131,28 @@ class ShoalBackend(BaseTaskBackend):  # type: ignore[misc]
 
     def check(self, **_: Any) -> list[Any]:
         """Return what is wrong with the settings, for `manage.py check`."""
-        where = f"TASKS[{self.alias!r}]"
+        setting = f"TASKS[{self.alias!r}]"
         if self.read is None:
-            return [checks.Error(f"{where}: {self.problem}", id="shoal.E001")]
-        found: list[Any] = []
+            return [checks.Error(f"{setting}: {self.problem}", id="shoal.E001")]
+        problems: list[Any] = []
         try:
             self.read.read_client()
         except (ValueError, OSError, SecurityError) as error:
-            found.append(checks.Error(f"{where}: {error}", id="shoal.E002"))
+            problems.append(checks.Error(f"{setting}: {error}", id="shoal.E002"))
         for queue in sorted(self.queues):
             topic = self.read.get_topic(queue)
             if reason := find_topic_name_error(topic):
-                message = f"{where}: queue {queue!r} has no topic, since {topic!r}: {reason}"
-                found.append(checks.Error(message, id="shoal.E003"))
+                message = f"{setting}: queue {queue!r} has no topic, since {topic!r}: {reason}"
+                problems.append(checks.Error(message, id="shoal.E003"))
         if self.read.dead_letters and not self.read.dead_letters.startswith("dlq."):
-            message = f"{where}: dead_letters is {self.read.dead_letters!r}"
+            message = f"{setting}: dead_letters is {self.read.dead_letters!r}"
             hint = "Brokers write none there by default: a dead-letter topic is named dlq.NAME."
-            found.append(checks.Warning(message, hint=hint, id="shoal.W002"))
+            problems.append(checks.Warning(message, hint=hint, id="shoal.W002"))
         if not apps.is_installed("shoal.django"):
-            message = f"{where}: without the application there is no `manage.py shoal_worker`"
+            message = f"{setting}: without the application there is no `manage.py shoal_worker`"
             hint = "Add 'shoal.django' to INSTALLED_APPS."
-            found.append(checks.Warning(message, hint=hint, id="shoal.W001"))
-        return found
+            problems.append(checks.Warning(message, hint=hint, id="shoal.W001"))
+        return problems
 
 
 def _make_aware(time: datetime) -> datetime:

@@ -47,11 +47,11 @@ class Options:
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> Options:
         """Read OPTIONS. Raises `InvalidOption`."""
-        known = [each.name for each in fields(cls)]
+        names = [each.name for each in fields(cls)]
         for name in options:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(known)}."
+            if name not in names:
+                close = difflib.get_close_matches(name, names, 1)
+                hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(names)}."
                 raise InvalidOption(f"there is no option {name!r}. {hint}")
         values = dict(options)
         servers = values.get("bootstrap_servers", "")

@@ -92,7 +92,7 @@ def _make_result(message: TaskMessage, delivery_count: int, worker: str) -> Any:
     task = import_string(message.function)
     if not isinstance(task, Task):
         raise TypeError(f"{message.function} is a {type(task).__name__}, but not a task")
-    at = now()
+    started_at = now()
     return TaskResult(
         task=task.using(
             priority=message.priority, queue_name=message.queue, backend=message.backend
@@ -100,8 +100,8 @@ def _make_result(message: TaskMessage, delivery_count: int, worker: str) -> Any:
         id=message.id,
         status=TaskResultStatus.RUNNING,
         enqueued_at=message.enqueued_at,
-        started_at=at,
-        last_attempted_at=at,
+        started_at=started_at,
+        last_attempted_at=started_at,
         finished_at=None,
         args=message.args,
         kwargs=message.kwargs,

@@ -24,7 +24,7 @@ def prepare(options: Options, queues: Iterable[str], say: Callable[[str], None])
     but no setting that somebody has made. `say` gets a sentence for each change, and for what the
     login may not do. Raises `Unreachable`."""
     topics = [NewTopic(options.get_topic(queue)) for queue in queues]
-    wanted = {
+    desired = {
         "share.auto.offset.reset": "earliest",
         "share.delay.max.ms": str(DELAY_MAX_S * 1000),
         "share.priority.header": PRIORITY,
@@ -32,13 +32,13 @@ def prepare(options: Options, queues: Iterable[str], say: Callable[[str], None])
     if options.dead_letters:
         allowed = {"errors.deadletterqueue.group.enable": "true"}
         topics.append(NewTopic(options.dead_letters, configs=allowed))
-        wanted["errors.deadletterqueue.topic.name"] = options.dead_letters
-        wanted["errors.deadletterqueue.copy.record.enable"] = "true"
+        desired["errors.deadletterqueue.topic.name"] = options.dead_letters
+        desired["errors.deadletterqueue.copy.record.enable"] = "true"
 
     with SyncClient(options.read_client()) as client:
         client.run(_create(client.client, topics, say))
         try:
-            client.run(_configure(client.client, options.group, wanted, say))
+            client.run(_configure(client.client, options.group, desired, say))
         except KafkaError as error:
             say(f"Group {options.group} cannot be configured: {error}.")
 
@@ -52,11 +52,11 @@ async def _create(client: Client, topics: list[NewTopic], say: Callable[[str], N
 
 
 async def _configure(
-    client: Client, group: str, wanted: dict[str, str], say: Callable[[str], None]
+    client: Client, group: str, desired: dict[str, str], say: Callable[[str], None]
 ) -> None:
     """Raises `KafkaError`."""
     resource = queue_settings.make_group(group)
     configs = await queue_settings.read_configs(client.admin, resource)
-    for name, value in queue_settings.find_unset(configs, wanted).items():
+    for name, value in queue_settings.find_unset(configs, desired).items():
         await queue_settings.set_configs(client.admin, resource, {name: value})
         say(f"Set {name}={value} of group {group}.")

@@ -116,8 +116,8 @@ class Bindings:
     async def refresh(self) -> None:
         """Read what others have written since the last call."""
         async with self._one_at_a_time:
-            found = await self._client.admin.topics.offsets({self._place: int(OffsetSpec.LATEST)})
-            end = found[self._place]
+            offsets = await self._client.admin.topics.offsets({self._place: int(OffsetSpec.LATEST)})
+            end = offsets[self._place]
             if isinstance(end, KafkaError):
                 if end.code not in _MISSING:
                     raise end

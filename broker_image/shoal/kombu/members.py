@@ -152,16 +152,16 @@ class Member:
         """Acquire up to this number of records; requests carry the outcomes. With `keep` they are
         not put into the inbox."""
         sent = self._take_outcomes()
-        found = await self._session.acquire(
+        acquisition = await self._session.acquire(
             max_records=records_max,
             max_wait_ms=wait_ms,
             mode=AcquireMode.RECORD_LIMIT,
             acknowledgements=[s.acknowledgement for s in sent],
         )
-        expires_s = time.monotonic() + found.lock_timeout_ms / 1000
-        deliveries = [d for acquired in found for d in self._admit(acquired, expires_s)]
-        if found.refusals:
-            await self._handle_refusals(sent, found.refusals)
+        expires_s = time.monotonic() + acquisition.lock_timeout_ms / 1000
+        deliveries = [d for acquired in acquisition for d in self._admit(acquired, expires_s)]
+        if acquisition.refusals:
+            await self._handle_refusals(sent, acquisition.refusals)
         if self._closing.is_set():
             return []  # The session's end returns them.
         if keep:

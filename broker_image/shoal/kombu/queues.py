@@ -73,16 +73,16 @@ class Queues:
         self._known.add((topic, has_priorities))
 
     async def _configure(self, group: str, *, has_priorities: bool) -> None:
-        wanted = {_RESET: "earliest", "share.delay.max.ms": str(DELAY_MAX_MS)}
+        desired = {_RESET: "earliest", "share.delay.max.ms": str(DELAY_MAX_MS)}
         if has_priorities:
-            wanted["share.priority.header"] = PRIORITY
-        wanted |= self._group_configs
+            desired["share.priority.header"] = PRIORITY
+        desired |= self._group_configs
         admin, resource = self._client.admin, queue_settings.make_group(group)
         try:
             present = await queue_settings.read_configs(admin, resource)
         except ClientError:
             present = {}
-        for name, value in queue_settings.find_unset(present, wanted).items():
+        for name, value in queue_settings.find_unset(present, desired).items():
             try:
                 await queue_settings.set_configs(admin, resource, {name: value})
             except ClientError as error:
@@ -97,13 +97,13 @@ class Queues:
 
     async def count(self, topic: str) -> int:
         """Return the number of records without an outcome: waiting, delayed or in flight."""
-        found = (await self._client.admin.share_groups.offsets([topic]))[topic]
+        group_offsets = (await self._client.admin.share_groups.offsets([topic]))[topic]
         lags = (
             {}
-            if isinstance(found, KafkaError)
+            if isinstance(group_offsets, KafkaError)
             else {
                 place: offset.lag
-                for place, offset in found.items()
+                for place, offset in group_offsets.items()
                 if place.topic == topic and not isinstance(offset, KafkaError) and offset.lag >= 0
             }
         )

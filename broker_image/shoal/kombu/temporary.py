@@ -104,12 +104,12 @@ class TemporaryReader:
 
     async def get(self) -> Delivery | None:
         """Return the next message, if there is one; the others wait in the channel."""
-        found = await self._read(0)
-        self._intake.deliver(found[1:])
-        if not found:
+        deliveries = await self._read(0)
+        self._intake.deliver(deliveries[1:])
+        if not deliveries:
             return None
-        self._intake.held[found[0].tag] = found[0]
-        return found[0]
+        self._intake.held[deliveries[0].tag] = deliveries[0]
+        return deliveries[0]
 
     async def _read(self, wait_ms: int) -> list[Delivery]:
         """Return the queue's messages of one fetch."""

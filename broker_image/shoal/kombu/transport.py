@@ -68,8 +68,8 @@ class Channel(virtual.Channel):
         self._link.run(self._link.delete_exchange(exchange))
 
     def _get_kind(self, exchange: str | None) -> str:
-        known = self.state.exchanges.get(exchange or "")
-        return str(known["type"]) if known else "direct"
+        declared = self.state.exchanges.get(exchange or "")
+        return str(declared["type"]) if declared else "direct"
 
     # Queues
 
@@ -97,8 +97,8 @@ class Channel(virtual.Channel):
     def prepare_queue_arguments(self, arguments: Any, **options: Any) -> dict[str, Any]:
         """Return Kombu's options of a queue as RabbitMQ names them."""
         named = {"expires": "x-expires", "max_priority": "x-max-priority"}
-        found = {named[n]: v for n, v in options.items() if n in named and v is not None}
-        return dict(arguments or {}) | found
+        from_options = {named[n]: v for n, v in options.items() if n in named and v is not None}
+        return dict(arguments or {}) | from_options
 
     def queue_bind(
         self,
@@ -202,13 +202,13 @@ class Channel(virtual.Channel):
     def deliver_next(self) -> bool:
         """Give the next message to its consumer. Return False if none waits."""
         while (delivery := self._intake.inbox.take()) is not None:
-            found = self._find_callback(delivery.queue)
+            consumer = self._find_callback(delivery.queue)
             if delivery.is_lost:
                 continue
-            if found is None:
+            if consumer is None:
                 self.basic_reject(delivery.tag, requeue=True)
                 continue
-            callback, no_ack = found
+            callback, no_ack = consumer
             callback(self._make_message(delivery, no_ack))
             return True
         return False

@@ -171,7 +171,7 @@ def _find_refusal(image: MetadataImage, name: str, level: int, upgrade_type: int
                 f"{invalid}Can't downgrade the version of this feature without setting the upgrade"
                 " type to either safe or unsafe downgrade."
             )
-        loses = any(one not in _LEVELS_WITHOUT_RECORDS for one in range(level + 1, now + 1))
+        loses = any(step not in _LEVELS_WITHOUT_RECORDS for step in range(level + 1, now + 1))
         if name == SECURITY_FEATURE or (name == "metadata.version" and loses):
             is_safe = upgrade_type == SAFE_DOWNGRADE
             return f"Unsupported {name} downgrade from {now} to {level}. " + (

@@ -59,13 +59,13 @@ class ScheduleRunner:
     async def run(self, stopping: asyncio.Event) -> None:
         """Produce the record of each tick until `stopping` is set."""
         start = self._get_now()
-        topics = sorted({one.schedule.topic for one in self._schedules})
+        topics = sorted({running.schedule.topic for running in self._schedules})
         windows = {topic: await self._read_window(topic) for topic in topics}
         async with asyncio.TaskGroup() as group:
-            for one in self._schedules:
-                deadline = one.schedule.rules.deadline or datetime.timedelta(0)
-                settled = start - min(deadline, windows[one.schedule.topic] / 2)
-                group.create_task(self._run_one(one, settled, stopping))
+            for running in self._schedules:
+                deadline = running.schedule.rules.deadline or datetime.timedelta(0)
+                settled = start - min(deadline, windows[running.schedule.topic] / 2)
+                group.create_task(self._run_one(running, settled, stopping))
 
     async def _read_window(self, topic: str) -> datetime.timedelta:
         """Return for how long a topic knows the ids of its records. Warn if that may be 0."""
@@ -89,10 +89,10 @@ class ScheduleRunner:
         return datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
 
     async def _run_one(
-        self, one: RunningSchedule, settled: datetime.datetime, stopping: asyncio.Event
+        self, running: RunningSchedule, settled: datetime.datetime, stopping: asyncio.Event
     ) -> None:
         """Produce the record of each tick after `settled`."""
-        schedule = one.schedule
+        schedule = running.schedule
         if schedule.suspended:
             log.info("schedule %s is suspended", schedule.name)
             return
@@ -106,7 +106,7 @@ class ScheduleRunner:
             wait_s = RETRY_S
             if decision.due is None:
                 wait_s = max(0.0, (decision.wake - self._get_now()).total_seconds())
-            elif stored := await self._produce(one, decision.due, last):
+            elif stored := await self._produce(running, decision.due, last):
                 settled, last = decision.due, stored
                 continue
             with contextlib.suppress(TimeoutError):
@@ -114,10 +114,10 @@ class ScheduleRunner:
                     await stopping.wait()
 
     async def _produce(
-        self, one: RunningSchedule, tick: datetime.datetime, last: RecordMetadata | None
+        self, running: RunningSchedule, tick: datetime.datetime, last: RecordMetadata | None
     ) -> RecordMetadata | None:
         """Produce the record of a tick; return where it is, None if it has to wait."""
-        schedule = one.schedule
+        schedule = running.schedule
         try:
             if last is not None and await self._must_wait(schedule, last):
                 log.info(
@@ -130,7 +130,7 @@ class ScheduleRunner:
                     TopicPartition(last.topic, last.partition),
                 )
                 return None
-            payload = one.make_payload(tick)
+            payload = running.make_payload(tick)
             stored = await producing.produce(self._client, schedule, tick, payload)
         except ClientError as error:
             log.warning(

@@ -198,8 +198,8 @@ class JobConsumer:
         while not self._stopping.is_set():
             try:
                 needed = self._needs_records()
-                found = await self._acquire() if needed else 0
-                if not found and (self._feed.ready or not needed):
+                count = await self._acquire() if needed else 0
+                if not count and (self._feed.ready or not needed):
                     await self._wait_for_news(BUSY_WAIT_MS / 1000)
                     if time.monotonic() - self._sent_s > BUSY_WAIT_MS / 1000:
                         await self._flush()
@@ -237,7 +237,7 @@ class JobConsumer:
             wait_ms = ORDERED_WAIT_MS if self._facts.is_ordered else BUSY_WAIT_MS
         whole = room >= WHOLE_BATCHES_FROM
         try:
-            found = await self._session.acquire(
+            acquisition = await self._session.acquire(
                 max_records=room,
                 max_wait_ms=wait_ms,
                 mode=AcquireMode.BATCH_OPTIMIZED if whole else AcquireMode.RECORD_LIMIT,
@@ -252,13 +252,13 @@ class JobConsumer:
                     sum(_count(s.acknowledgement) for s in sent),
                 )
             raise
-        expires_s = time.monotonic() + found.lock_timeout_ms / 1000
-        for acquired in found:
+        expires_s = time.monotonic() + acquisition.lock_timeout_ms / 1000
+        for acquired in acquisition:
             self._admit(acquired, expires_s)
         self._feed.wake()
-        if found.refusals:
-            await self._handle_refusals(sent, found.refusals)
-        return found.count
+        if acquisition.refusals:
+            await self._handle_refusals(sent, acquisition.refusals)
+        return acquisition.count
 
     def _admit(self, acquired: AcquiredRecords, expires_s: float) -> None:
         """Let the records of one partition wait for a lane; settle offsets without a record."""
@@ -271,7 +271,7 @@ class JobConsumer:
         place = (acquired.topic, acquired.partition, leader_id, session)
         hold = Hold(*place)
         try:
-            found = acquired.list_by_range()
+            by_range = acquired.list_by_range()
         except (CorruptRecords, CorruptBatch) as error:
             log.error("%s-%d: %s. It is rejected.", acquired.topic, acquired.partition, error)
             reason = FailureReason.from_exception(error, worker=socket.gethostname())
@@ -279,7 +279,7 @@ class JobConsumer:
             self._outbox.add_settlements(Settlement(ack, hold) for ack in rejected)
             return
         deliveries: list[Delivery] = []
-        for acquired_range, records in found:
+        for acquired_range, records in by_range:
             locks = Hold(*place, acquired_range.delivery_count, self._group)
             deliveries += [Delivery(record, locks, expires_s) for record in records]
             if acquired_range.delivery_count == 1:

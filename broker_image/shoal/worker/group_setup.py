@@ -89,13 +89,13 @@ async def _configure(client: Client, resource: ConfigResource, handlers: Sequenc
     """Give a new group what its handlers need, beside what somebody has set already."""
     try:
         configs = await queue_settings.read_configs(client.admin, resource)
-        wanted = {_RESET: queue_settings.FIRST_POSITION}
+        desired = {_RESET: queue_settings.FIRST_POSITION}
         if (limit := 1 + max(h.retries for h in handlers)) > _read_int(configs, _LIMIT, limit):
-            wanted[_LIMIT] = str(limit)
+            desired[_LIMIT] = str(limit)
         longest_ms = int(1000 * max(h.backoff.longest_s for h in handlers))
         if longest_ms > _read_int(configs, _BACKOFF_MAX, longest_ms):
-            wanted[_BACKOFF_MAX] = str(longest_ms)
-        for name, value in queue_settings.find_unset(configs, wanted).items():
+            desired[_BACKOFF_MAX] = str(longest_ms)
+        for name, value in queue_settings.find_unset(configs, desired).items():
             await queue_settings.set_configs(client.admin, resource, {name: value})
             log.info("new group %s: %s=%s", resource.name, name, value)
     except ClientError as error:

@@ -278,7 +278,7 @@ def read_batch_outcomes(result: Any, count: int) -> list[BaseException | None]:
             f"a batch handler returned {type(result).__name__} for {count} records. Return None if"
             " all are finished, or a list with None, Retry(), Reject() or an exception for each."
         )
-    for one in result:
-        if one is not None and not isinstance(one, Exception):
-            raise TypeError(f"a batch handler returned {one!r} for a record, not an outcome")
+    for outcome in result:
+        if outcome is not None and not isinstance(outcome, Exception):
+            raise TypeError(f"a batch handler returned {outcome!r} for a record, not an outcome")
     return result

@@ -101,16 +101,16 @@ class HandlerMetrics:
 def add_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Add the counts of several processes by handler."""
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
-    for one in snapshots:
-        known = sums.get(tuple(one["labels"]))
-        if known is None:
-            sums[tuple(one["labels"])] = dict(one)
+    for snapshot in snapshots:
+        total = sums.get(tuple(snapshot["labels"]))
+        if total is None:
+            sums[tuple(snapshot["labels"])] = dict(snapshot)
             continue
-        known["outcomes"] = {n: c + one["outcomes"][n] for n, c in known["outcomes"].items()}
+        total["outcomes"] = {n: c + snapshot["outcomes"][n] for n, c in total["outcomes"].items()}
         for name in ("redeliveries", "in_flight", "running"):
-            known[name] += one[name]
+            total[name] += snapshot[name]
         for name in ("run", "wait"):
-            known[name] = [a + b for a, b in zip(known[name], one[name], strict=True)]
+            total[name] = [a + b for a, b in zip(total[name], snapshot[name], strict=True)]
     return list(sums.values())
 
 
@@ -143,14 +143,14 @@ class _Collector:
             "Time from a record's timestamp to the start of its handler.",
             labels=names,
         )
-        for one in self._snapshots:
-            for outcome, count in one["outcomes"].items():
-                jobs.add_metric([*one["labels"], outcome], count)
-            again.add_metric(one["labels"], one["redeliveries"])
-            held.add_metric(one["labels"], one["in_flight"])
-            running.add_metric(one["labels"], one["running"])
-            for family, numbers in ((run, one["run"]), (wait, one["wait"])):
-                family.add_metric(one["labels"], list(_cumulate(numbers[:-1])), numbers[-1])
+        for snapshot in self._snapshots:
+            for outcome, count in snapshot["outcomes"].items():
+                jobs.add_metric([*snapshot["labels"], outcome], count)
+            again.add_metric(snapshot["labels"], snapshot["redeliveries"])
+            held.add_metric(snapshot["labels"], snapshot["in_flight"])
+            running.add_metric(snapshot["labels"], snapshot["running"])
+            for family, numbers in ((run, snapshot["run"]), (wait, snapshot["wait"])):
+                family.add_metric(snapshot["labels"], list(_cumulate(numbers[:-1])), numbers[-1])
         yield from (jobs, again, held, running, run, wait)
 
 

@@ -221,9 +221,9 @@ def _parse(payload: bytes | None) -> Any:
         raise PayloadError(f"the payload is not JSON: {error}") from None
 
 
-def _refuse(place: str, wanted: str, value: Any) -> PayloadError:
-    found = json.dumps(value, default=repr)
-    return PayloadError(f"{place} is {found[:60]}{'…' * (len(found) > 60)}, but not {wanted}")
+def _refuse(place: str, expected: str, value: Any) -> PayloadError:
+    text = json.dumps(value, default=repr)
+    return PayloadError(f"{place} is {text[:60]}{'…' * (len(text) > 60)}, but not {expected}")
 
 
 def _name(kind: Any) -> str:

@@ -133,7 +133,7 @@ class Child:
         """Return the last counts of a child that has ended."""
         self.read()
         os.close(self._pipe)
-        return [metrics.end_snapshot(one) for one in self.status.snapshots]
+        return [metrics.end_snapshot(snapshot) for snapshot in self.status.snapshots]
 
 
 class Supervisor:
@@ -178,7 +178,7 @@ class Supervisor:
         """Return the status of all children together."""
         for child in self._children:
             child.read()
-        snapshots = [one for child in self._children for one in child.status.snapshots]
+        snapshots = [snapshot for child in self._children for snapshot in child.status.snapshots]
         everyone = len(self._children) == self._processes
         return Status(
             all(child.is_healthy for child in self._children),

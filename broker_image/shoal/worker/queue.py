@@ -184,21 +184,21 @@ class Queue:
     ) -> dict[str, Any]:
         """Return the arguments of `Producer.send`. Raises `ValueError` for another priority than 0
         to 9, and `PayloadError`."""
-        found = {n: v.encode() if isinstance(v, str) else v for n, v in (headers or {}).items()}
+        encoded = {n: v.encode() if isinstance(v, str) else v for n, v in (headers or {}).items()}
         if delay is not None:
-            found[DELIVER_AFTER] = str(round(parse_seconds(delay) * 1000)).encode()
+            encoded[DELIVER_AFTER] = str(round(parse_seconds(delay) * 1000)).encode()
         if priority is not None:
             if not 0 <= priority <= 9:
                 raise ValueError(f"priority is {priority}; it is 0 to 9, and 9 comes first")
-            found[self._priority_header] = str(priority).encode()
+            encoded[self._priority_header] = str(priority).encode()
         if dedup_id is not None:
-            found[DEDUP_ID] = _encode_text(dedup_id)
+            encoded[DEDUP_ID] = _encode_text(dedup_id)
         if self._add_headers is not None:
-            self._add_headers(found)
+            self._add_headers(encoded)
         return {
             "value": encode(value, self._codec),
             "key": key.encode() if isinstance(key, str) else key,
-            "headers": tuple(found.items()),
+            "headers": tuple(encoded.items()),
         }
 
     def make_records(

@@ -82,17 +82,17 @@ class Outbox:
 
     def take(self, session: ShareSession) -> tuple[list[Settlement], list[Settlement]]:
         """Return what is to be sent, and what is too late, and forget both."""
-        found = self._others
+        settlements = self._others
         for hold in self._holds:
             hold.accepted.sort()
-            found += [
+            settlements += [
                 Settlement(Acknowledgement(hold.topic, hold.partition, first, last), hold)
                 for first, last in to_ranges(hold.accepted)
             ]
             hold.accepted = []
         self._holds, self._others = [], []
-        sent = [s for s in found if is_held(session, s.hold)]
-        return sent, [s for s in found if not is_held(session, s.hold)]
+        sent = [s for s in settlements if is_held(session, s.hold)]
+        return sent, [s for s in settlements if not is_held(session, s.hold)]
 
 
 def is_held(session: ShareSession, hold: Hold) -> bool:

@@ -40,8 +40,8 @@ class CordonCalls:
         for id in sorted(ids):
             self._count("DescribeConfigs")
             with contextlib.suppress(ClientError):
-                found = await self._own.describe([_make_resource(id)], keys=[CORDONED])
-                for entry in expect(found)[_make_resource(id)].values():
+                configs = await self._own.describe([_make_resource(id)], keys=[CORDONED])
+                for entry in expect(configs)[_make_resource(id)].values():
                     cordoned[id] = entry.value or ""
         return cordoned
 

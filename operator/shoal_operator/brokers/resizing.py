@@ -37,7 +37,7 @@ def build_resize(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -> 
     them or needs a restart."""
     if stateful is None or not is_resizable(pod, stateful):
         return None
-    wanted = {
+    desired = {
         container["name"]: container.get("resources", {})
         for container in stateful["spec"]["template"]["spec"]["containers"]
     }
@@ -45,7 +45,7 @@ def build_resize(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -> 
     differs = False
     for container in containers:
         have = container.get("resources", {})
-        for kind, amounts in wanted.get(container["name"], {}).items():
+        for kind, amounts in desired.get(container["name"], {}).items():
             for name in storage.RESIZED:
                 if kind in ("requests", "limits") and name in amounts:
                     differs |= have[kind].get(name) != amounts[name]
@@ -83,6 +83,6 @@ def diagnose_resizes(pods: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
 def _find_condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] == kind and condition["status"] == "True":
-            found: Mapping[str, Any] = condition
-            return found
+            true_condition: Mapping[str, Any] = condition
+            return true_condition
     return {}

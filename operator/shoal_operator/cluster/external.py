@@ -104,8 +104,8 @@ class ExternalClusterReconciler:
             self._reachable = False
             await self._statuses.write(cluster, _make_unreachable_verdict(servers, error), fields)
             return RETRY_SECONDS
-        found = decide_verdict(state)
-        if found.ready and not self._reachable:
+        verdict = decide_verdict(state)
+        if verdict.ready and not self._reachable:
             self._reachable = True
             self._on_reachable()
         fields |= {
@@ -115,7 +115,7 @@ class ExternalClusterReconciler:
             "features": dict(sorted(state.features.items())),
             "version": "Shoal" if state.is_shoal else find_release(state.features),
         }
-        await self._statuses.write(cluster, found, fields)
+        await self._statuses.write(cluster, verdict, fields)
         return STEADY_SECONDS
 
     async def _build_properties(self, cluster: QueueCluster) -> dict[str, str]:

@@ -248,15 +248,15 @@ class ClusterObjects:
         Without one in the spec, they keep theirs: Kubernetes does not remove it from a volume.
         """
         storage_spec = node_pools.make_view(cluster, pool)["spec"]["storage"]
-        wanted = storage_spec.get("volumeAttributesClassName", "")
+        attributes_class = storage_spec.get("volumeAttributesClassName", "")
         not_modified = None
-        for claim in self._observer.list_claims(cluster, pool) if wanted else ():
-            name, why = claim["metadata"]["name"], _find_infeasible(claim, wanted)
-            if claim["spec"].get("volumeAttributesClassName") != wanted:
+        for claim in self._observer.list_claims(cluster, pool) if attributes_class else ():
+            name, why = claim["metadata"]["name"], _find_infeasible(claim, attributes_class)
+            if claim["spec"].get("volumeAttributesClassName") != attributes_class:
                 try:
-                    patch = {"spec": {"volumeAttributesClassName": wanted}}
+                    patch = {"spec": {"volumeAttributesClassName": attributes_class}}
                     changed = await self._kube.merge(claim, patch) or {}
-                    if changed.get("spec", {}).get("volumeAttributesClassName") != wanted:
+                    if changed.get("spec", {}).get("volumeAttributesClassName") != attributes_class:
                         why = "this Kubernetes has no VolumeAttributesClasses. They need 1.34"
                 except KubeError as error:
                     if error.status not in (403, 422):
@@ -264,20 +264,21 @@ class ClusterObjects:
                     why = str(error)
             if why:
                 text = (
-                    f"{name} does not get the VolumeAttributesClass {wanted!r}: {why.rstrip('.')}. "
+                    f"{name} does not get the VolumeAttributesClass {attributes_class!r}: "
+                    f"{why.rstrip('.')}. "
                     "Correct spec.storage.volumeAttributesClassName, or the class."
                 )
                 not_modified = Diagnosis("VolumeNotModified", text)
         return not_modified
 
 
-def _find_infeasible(claim: Manifest, wanted: str) -> str:
+def _find_infeasible(claim: Manifest, attributes_class: str) -> str:
     """Return why the storage driver refuses this class for a volume, empty if it does not."""
     status = claim.get("status", {})
     modify = status.get("modifyVolumeStatus", {})
     if modify.get("status") != "Infeasible":
         return ""
-    if modify.get("targetVolumeAttributesClassName") != wanted:
+    if modify.get("targetVolumeAttributesClassName") != attributes_class:
         return ""
     messages = [c.get("message", "") for c in status.get("conditions", [])]
     return " ".join(filter(None, messages)) or "its storage driver cannot do that"

@@ -47,10 +47,10 @@ class RackReconciler:
 
     async def reconcile(self, pods: list[str]) -> float | None:
         """Annotate these pods. Raises `KubeError`, after all of them."""
-        found = (self._store.get("Pod", self._namespace, name) for name in pods)
+        stored = (self._store.get("Pod", self._namespace, name) for name in pods)
         await failures.complete_all(
             self._annotate(pod, key, node)
-            for pod in found
+            for pod in stored
             if pod is not None and not pod["metadata"].get("deletionTimestamp")
             if (key := get_rack_key(pod)) and (node := pod.get("spec", {}).get("nodeName"))
         )

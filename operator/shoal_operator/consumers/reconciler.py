@@ -261,11 +261,13 @@ class ShareConsumerReconciler:
     async def reconcile(self, resource_names: list[str]) -> float | None:
         """Bring these ShareConsumers to their specs; return seconds until the next pass. Raises the
         first error of a status, after all of them."""
-        wanted = set(resource_names).intersection(self.list_names())
-        found = (self._store.get(ShareConsumer, self._namespace, name) for name in sorted(wanted))
+        own_names = set(resource_names).intersection(self.list_names())
+        consumers = (
+            self._store.get(ShareConsumer, self._namespace, name) for name in sorted(own_names)
+        )
         pauses = await failures.complete_all(
             self._apply_apart(consumer)
-            for consumer in found
+            for consumer in consumers
             if consumer is not None and not consumer["metadata"].get("deletionTimestamp")
         )
         removed = self._histories.keys() - set(self.list_names())

@@ -108,10 +108,10 @@ def is_own(want: Manifest, have: Manifest) -> bool:
     somebody has removed them, its owner."""
     labels, actual = want["metadata"].get("labels", {}), have["metadata"].get("labels", {})
     key = next((key for key in _OWNERS if key in labels), "")
-    if not key or all(actual.get(one) == labels[one] for one in (names.MANAGED_BY, key)):
+    if not key or all(actual.get(label) == labels[label] for label in (names.MANAGED_BY, key)):
         return True
-    owners = {one["uid"] for one in have["metadata"].get("ownerReferences", [])}
-    return any(one["uid"] in owners for one in want["metadata"].get("ownerReferences", []))
+    owners = {owner["uid"] for owner in have["metadata"].get("ownerReferences", [])}
+    return any(owner["uid"] in owners for owner in want["metadata"].get("ownerReferences", []))
 
 
 def build_event(

@@ -67,11 +67,11 @@ class Addresses:
         """Return whether a translated text still names a Service: none of its pods exists."""
         return _ADDRESS.search(text) is not None
 
-    def _format_address(self, found: re.Match[str]) -> str:
-        namespace, port = found["namespace"], int(found["port"])
-        pods = [found["first"]] if found["headless"] else self._list_pods(namespace, found["first"])
+    def _format_address(self, match: re.Match[str]) -> str:
+        namespace, port = match["namespace"], int(match["port"])
+        pods = [match["first"]] if match["headless"] else self._list_pods(namespace, match["first"])
         servers = [f"{HOST}:{self.get_port(namespace, pod, port)}" for pod in pods]
-        return ",".join(servers) or found[0]
+        return ",".join(servers) or match[0]
 
     def find(self, host: str, port: int) -> int | None:
         """Return the port of this machine for an address, None for a host that is no pod here."""
@@ -118,12 +118,12 @@ class LocalLoop(asyncio.SelectorEventLoop):
         return await super().getaddrinfo(host, port, **options)
 
     def _get_alias(self, name: str) -> str:
-        known = {of: alias for alias, of in self._aliases.items()}
-        if name not in known:
-            number = len(known) + 1
-            known[name] = f"127.77.{number >> 8}.{number & 255}"
-            self._aliases[known[name]] = name
-        return known[name]
+        aliases = {of: alias for alias, of in self._aliases.items()}
+        if name not in aliases:
+            number = len(aliases) + 1
+            aliases[name] = f"127.77.{number >> 8}.{number & 255}"
+            self._aliases[aliases[name]] = name
+        return aliases[name]
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         """Connect as asyncio does; the name for TLS stays the one that was asked for."""

@@ -49,15 +49,15 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 def load_objects(folder: Path) -> dict[Key, Manifest]:
     """Return the objects in a folder by kind, namespace and name."""
-    found = {}
+    objects = {}
     for file in sorted(folder.glob("*/*/*.yaml")):
         try:
             text = file.read_text()
         except FileNotFoundError:
             continue  # A running `shoal up` has removed it meanwhile.
         manifest = yaml.load(text, Loader=_LOADER)
-        found[get_key(manifest)] = manifest
-    return found
+        objects[get_key(manifest)] = manifest
+    return objects
 
 
 def get_key(manifest: Mapping[str, Any]) -> Key:
@@ -115,9 +115,9 @@ class LocalApi(KubeClient):
     ) -> Manifest:
         kind, namespace, name, subresource = _parse_path(path)
         if verb == "list":
-            found = self._list(kind, namespace, (params or {}).get("labelSelector", ""))
-            found["items"] = [o for o in found["items"] if _is_of_version(o, path)]
-            return found
+            listed = self._list(kind, namespace, (params or {}).get("labelSelector", ""))
+            listed["items"] = [o for o in listed["items"] if _is_of_version(o, path)]
+            return listed
         if verb == "create":
             name = body["metadata"].get("name") or (
                 body["metadata"]["generateName"] + uuid.uuid4().hex[:10]
@@ -149,14 +149,14 @@ class LocalApi(KubeClient):
         yield "", {}
 
     def _list(self, kind: str, namespace: str, selector: str) -> Manifest:
-        wanted = dict(term.partition("=")[::2] for term in selector.split(",") if term)
-        found = [
-            copy.deepcopy(one)
-            for one in self.iterate(kind)
-            if namespace in ("", one["metadata"].get("namespace", ""))
-            and wanted.items() <= one["metadata"].get("labels", {}).items()
+        labels = dict(term.partition("=")[::2] for term in selector.split(",") if term)
+        items = [
+            copy.deepcopy(resource)
+            for resource in self.iterate(kind)
+            if namespace in ("", resource["metadata"].get("namespace", ""))
+            and labels.items() <= resource["metadata"].get("labels", {}).items()
         ]
-        return {"items": found, "metadata": {"resourceVersion": "0"}}
+        return {"items": items, "metadata": {"resourceVersion": "0"}}
 
     def _apply(self, key: Key, body: Manifest) -> Manifest:
         """Server-side apply: fields that the manager applied before and no longer has go."""
@@ -231,8 +231,8 @@ class LocalApi(KubeClient):
         self.write(key, event)
 
     def _delete(self, key: Key, options: Mapping[str, Any] | None) -> Manifest:
-        have, wanted = self.objects[key], (options or {}).get("preconditions", {}).get("uid")
-        if wanted and wanted != have["metadata"]["uid"]:
+        have, uid = self.objects[key], (options or {}).get("preconditions", {}).get("uid")
+        if uid and uid != have["metadata"]["uid"]:
             raise KubeError(409, "the UID in the precondition does not match the UID in record")
         if (options or {}).get("propagationPolicy") == "Orphan":
             self._orphan(have["metadata"]["uid"])
@@ -297,7 +297,7 @@ def _drop_version(manifest: Manifest) -> Manifest:
 
 
 def _list_owners(manifest: Manifest) -> set[str]:
-    return {one["uid"] for one in manifest["metadata"].get("ownerReferences", [])}
+    return {owner["uid"] for owner in manifest["metadata"].get("ownerReferences", [])}
 
 
 def _parse_path(path: str) -> tuple[str, str, str, str]:
@@ -316,8 +316,8 @@ def _parse_path(path: str) -> tuple[str, str, str, str]:
 def _is_of_version(manifest: Manifest, path: str) -> bool:
     """Return whether an object has the API version of a path: two kinds may share their name."""
     parts = path.strip("/").split("/")
-    wanted = "/".join(parts[1:3]) if parts[0] == "apis" else parts[1]
-    return bool(manifest["apiVersion"] == wanted)
+    api_version = "/".join(parts[1:3]) if parts[0] == "apis" else parts[1]
+    return bool(manifest["apiVersion"] == api_version)
 
 
 def merge_patch(have: Any, patch: Mapping[str, Any]) -> Manifest:

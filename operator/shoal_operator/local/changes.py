@@ -32,11 +32,11 @@ class Outcome(NamedTuple):
 
 
 def apply_manifests(
-    api: LocalApi, wanted: Sequence[Manifest], overrides: Overrides = manifests.Overrides()
+    api: LocalApi, desired: Sequence[Manifest], overrides: Overrides = manifests.Overrides()
 ) -> Outcome:
     """Create or change resources. One that is refused does not keep the others from it."""
     lines, errors, refused = [], [], []
-    for manifest in wanted:
+    for manifest in desired:
         changed, notes = overrides.change(manifest)
         if changed is None:
             meta = manifest["metadata"]
@@ -118,8 +118,10 @@ async def delete(
     return Outcome([f'{definition.full_singular} "{name}" deleted from {namespace} namespace'], [])
 
 
-def delete_missing(api: LocalApi, applied: Any, wanted: Sequence[Manifest]) -> list[Manifest]:
+def delete_missing(api: LocalApi, applied: Any, desired: Sequence[Manifest]) -> list[Manifest]:
     """Return the resources that an earlier `up` took from files that no longer have them."""
-    have = {(m["kind"], m["metadata"]["namespace"], m["metadata"]["name"]) for m in wanted}
+    have = {(m["kind"], m["metadata"]["namespace"], m["metadata"]["name"]) for m in desired}
     keys = [tuple(row) for row in applied or [] if tuple(row) not in have]
-    return [found for key in keys if key[0] in PLURALS and (found := api.find(*key)) is not None]
+    return [
+        resource for key in keys if key[0] in PLURALS and (resource := api.find(*key)) is not None
+    ]

@@ -128,8 +128,8 @@ def up(
         if manifests.STDIN in paths:
             raise KubectlError("error: `shoal up` takes files and folders, not standard input")
         folder = (paths[0] if paths[0].is_dir() else paths[0].parent).resolve()
-        wanted, errors = _load(paths)
-        if errors and not wanted.manifests:
+        loaded, errors = _load(paths)
+        if errors and not loaded.manifests:
             raise KubectlError("\n".join(errors))
         own = StateFolder((state or folder / state_folder.NAME).resolve())
         own.create()
@@ -148,7 +148,7 @@ def up(
             say(f"ended {owner} of an earlier run")
         with asyncio.Runner(loop_factory=LocalLoop) as runner:
             following = paths if watch else []
-            code = runner.run(_serve(own, folder, wanted, overrides, following))
+            code = runner.run(_serve(own, folder, loaded, overrides, following))
         os.close(lock)
         if code:
             raise typer.Exit(code)
@@ -159,7 +159,7 @@ def up(
 async def _serve(
     state: StateFolder,
     folder: Path,
-    wanted: manifests.Folder,
+    loaded: manifests.Folder,
     overrides: manifests.Overrides,
     following: list[Path],
 ) -> int:
@@ -180,14 +180,14 @@ async def _serve(
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         await running.start()
         try:
-            outcome = running.apply_folder(wanted)
+            outcome = running.apply_folder(loaded)
             _say_outcome(outcome)
-            for foreign in wanted.foreign:
+            for foreign in loaded.foreign:
                 say(f"{foreign} skipped\n  not on one machine: its kind is for Kubernetes")
             if outcome.is_refused:
                 return 1
             view.start(running.api.objects)
-            watching = asyncio.create_task(_follow_files(following, wanted, running))
+            watching = asyncio.create_task(_follow_files(following, loaded, running))
             await ended.wait()
             watching.cancel()
             view.close()
@@ -198,38 +198,38 @@ async def _serve(
     return 0
 
 
-async def _follow_files(paths: list[Path], wanted: manifests.Folder, running: Up) -> None:
-    """Apply the manifests whenever their files have changed, until cancelled. `wanted` is what they
+async def _follow_files(paths: list[Path], loaded: manifests.Folder, running: Up) -> None:
+    """Apply the manifests whenever their files have changed, until cancelled. `loaded` is what they
     had before."""
-    known = _stat_files(paths)
+    applied_stats = _stat_files(paths)
     while paths:
         await asyncio.sleep(FOLLOW_SECONDS)
-        found = _stat_files(paths)
-        if found == known:
+        stats = _stat_files(paths)
+        if stats == applied_stats:
             continue
         try:
-            wanted = manifests.load_folder(paths, wanted)
-            outcome = running.apply_folder(wanted)
+            loaded = manifests.load_folder(paths, loaded)
+            outcome = running.apply_folder(loaded)
         except manifests.BadManifest as error:
-            known = found
+            applied_stats = stats
             say(f"error: {error}", file=sys.stderr, flush=True)
             continue
         except OSError:
             continue  # The disk is full, of which an event tells. The next look tries again.
-        known = found
+        applied_stats = stats
         changed = [line for line in outcome.lines if not line.endswith(" unchanged")]
         _say_outcome(changes.Outcome(changed, outcome.errors))
 
 
 def _stat_files(paths: list[Path]) -> dict[Path, tuple[int, int]]:
     """Return the times and sizes of the files of manifests."""
-    found = {}
+    stats = {}
     with contextlib.suppress(manifests.BadManifest):
         for file in manifests.list_files(paths):
             with contextlib.suppress(FileNotFoundError):
                 status = file.stat()
-                found[file] = (status.st_mtime_ns, status.st_size)
-    return found
+                stats[file] = (status.st_mtime_ns, status.st_size)
+    return stats
 
 
 def _say_outcome(outcome: changes.Outcome) -> None:
@@ -312,10 +312,10 @@ def apply(filename: FilesOrInput = None, dir: Directory = HERE) -> None:
         if not filename:
             raise KubectlError("error: must specify --filename (-f)")
         state = find_state(dir)
-        wanted, errors = _load(filename)
-        if not wanted.manifests:
+        loaded, errors = _load(filename)
+        if not loaded.manifests:
             raise KubectlError("\n".join(errors) or "error: no objects passed to apply")
-        answer = _request(state, {"verb": "apply", "manifests": wanted.manifests})
+        answer = _request(state, {"verb": "apply", "manifests": loaded.manifests})
         _finish([{"lines": [], "errors": errors}, answer])
 
     run_as_kubectl(run)
@@ -372,8 +372,8 @@ def _find_deletions(state: StateFolder, words: list[str], scope: Scope) -> list[
     """Return the keys of what words name in a scope. Raises `KubectlError`."""
     targets = parse_targets(words)
     if scope.is_chosen:
-        found, _ = select(requests.read_objects(state), targets, scope)
-        keys = [get_key(resource) for of_kind in found.values() for resource in of_kind]
+        selected, _ = select(requests.read_objects(state), targets, scope)
+        keys = [get_key(resource) for of_kind in selected.values() for resource in of_kind]
         if not keys:
             say("No resources found", file=sys.stderr)
         return keys

@@ -112,21 +112,21 @@ class ContainerFiles:
                     text = f'volume "{volume["name"]}": a path must not contain ".."'
                     raise NotRunnable("CreateContainerConfigError", text)
                 return files
-        known = ("emptyDir", "persistentVolumeClaim")
-        if not any(field in volume for field in known):
+        supported = ("emptyDir", "persistentVolumeClaim")
+        if not any(field in volume for field in supported):
             kind = next((field for field in volume if field != "name"), "")
             text = f'volume "{volume["name"]}" of type {kind} is not on one machine'
             raise NotRunnable("CreateContainerConfigError", text)
         return {}
 
     def _read_data(self, kind: str, name: str, *, optional: bool) -> dict[str, bytes]:
-        found = self._api.find(kind, self._namespace, name)
-        if found is None:
+        resource = self._api.find(kind, self._namespace, name)
+        if resource is None:
             if optional:
                 return {}
             raise NotRunnable("CreateContainerConfigError", f'{kind.lower()} "{name}" not found')
-        data = {k: v.encode() for k, v in found.get("stringData", {}).items()}
-        for key, value in found.get("data", {}).items():
+        data = {k: v.encode() for k, v in resource.get("stringData", {}).items()}
+        for key, value in resource.get("data", {}).items():
             data[key] = base64.b64decode(value) if kind == "Secret" else str(value).encode()
         return data
 
@@ -156,8 +156,8 @@ class ContainerFiles:
         """Let a broker listen on this machine alone, at the ports of its pod."""
         text = text.replace("${env:POD_NAME}", self._name).replace("${env:NODE_IP}", HOST)
 
-        def use_port(found: re.Match[str]) -> str:
-            return f"{HOST}:{self._get_port(int(found[1]))}"
+        def use_port(match: re.Match[str]) -> str:
+            return f"{HOST}:{self._get_port(int(match[1]))}"
 
         return re.sub(r"(?:(?<=://)|\b0\.0\.0\.0):(\d+)\b", use_port, text)
 
@@ -239,10 +239,10 @@ class ContainerFiles:
         for entry in container.get("env", []):
             value = entry.get("value", "")
             if source := entry.get("valueFrom"):
-                found = self._resolve(source)
-                if found is None:
+                resolved = self._resolve(source)
+                if resolved is None:
                     continue
-                value = found
+                value = resolved
             env[entry["name"]] = expand(str(value), env)
         return env
 
@@ -265,9 +265,9 @@ class ContainerFiles:
 
     def _get_field(self, path: str) -> str:
         meta = self._pod["metadata"]
-        if found := _LABEL.fullmatch(path):
-            return str(meta.get(found[1], {}).get(found[2], ""))
-        known = {
+        if match := _LABEL.fullmatch(path):
+            return str(meta.get(match[1], {}).get(match[2], ""))
+        fields = {
             "metadata.name": self._name,
             "metadata.namespace": self._namespace,
             "metadata.uid": meta.get("uid", ""),
@@ -275,12 +275,12 @@ class ContainerFiles:
             "status.podIP": HOST,
             "spec.nodeName": "localhost",
         }
-        return str(known.get(path, ""))
+        return str(fields.get(path, ""))
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
     """Replace `$(NAME)` as Kubernetes does: unknown references stay."""
-    return _REFERENCE.sub(lambda found: env.get(found[1], found[0]), text)
+    return _REFERENCE.sub(lambda match: env.get(match[1], match[0]), text)
 
 
 def replace_paths(text: str, mounts: Mapping[str, str]) -> str:

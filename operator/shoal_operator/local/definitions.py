@@ -121,14 +121,14 @@ def _load_file(file: Path) -> Definition:
 def load_definitions() -> dict[str, Definition]:
     """Return the definitions by kind."""
     folder = next(folder for folder in FOLDERS if folder.is_dir())
-    found = [_load_file(file) for file in sorted(folder.glob("*.yaml"))]
-    return {one.kind: one for one in found}
+    definitions = [_load_file(file) for file in sorted(folder.glob("*.yaml"))]
+    return {definition.kind: definition for definition in definitions}
 
 
 def find_definition(word: str) -> Definition | None:
     """Return the definition of a kind by any of its names, in any case, as kubectl does."""
-    lower, known = word.lower(), (*load_definitions().values(), *_OF_KUBERNETES)
-    return next((one for one in known if lower in one.words), None)
+    lower, definitions = word.lower(), (*load_definitions().values(), *_OF_KUBERNETES)
+    return next((definition for definition in definitions if lower in definition.words), None)
 
 
 def fill_defaults(value: Any, schema: Manifest) -> Any:
@@ -152,8 +152,8 @@ def fill_defaults(value: Any, schema: Manifest) -> Any:
 
 
 def _get_property(schema: Manifest, others: Any, name: str) -> Manifest:
-    found = schema.get("properties", {}).get(name)
-    return found if found is not None else others if isinstance(others, dict) else {}
+    own = schema.get("properties", {}).get(name)
+    return own if own is not None else others if isinstance(others, dict) else {}
 
 
 def list_unknown(value: Any, schema: Manifest, path: str = "") -> Iterator[str]:
@@ -165,8 +165,8 @@ def list_unknown(value: Any, schema: Manifest, path: str = "") -> Iterator[str]:
         return
     properties, others = schema.get("properties", {}), schema.get("additionalProperties")
     for name, item in value.items():
-        where = f"{path}.{name}".lstrip(".")
+        item_path = f"{path}.{name}".lstrip(".")
         if name in properties or isinstance(others, dict):
-            yield from list_unknown(item, properties.get(name, others), where)
+            yield from list_unknown(item, properties.get(name, others), item_path)
         elif not others and schema.get("type") == "object":
-            yield where
+            yield item_path

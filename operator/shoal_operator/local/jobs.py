@@ -71,7 +71,9 @@ class JobController:
             self._wake_after(left)
         failures = sum(_get_phase(pod) == "Failed" for pod in pods)
         failures += sum(
-            one["restartCount"] for p in alive for one in p["status"].get("containerStatuses", [])
+            status["restartCount"]
+            for p in alive
+            for status in p["status"].get("containerStatuses", [])
         )
         return _GIVEN_UP if failures > job["spec"].get("backoffLimit", BACKOFF_LIMIT) else None
 
@@ -80,9 +82,9 @@ class JobController:
         if failed:
             pause = min(BACKOFF_SECONDS * 2 ** (len(failed) - 1), BACKOFF_SECONDS_MAX)
             ended = max(
-                one["state"]["terminated"]["finishedAt"]
+                status["state"]["terminated"]["finishedAt"]
                 for pod in failed
-                for one in pod["status"]["containerStatuses"]
+                for status in pod["status"]["containerStatuses"]
             )
             if (left := pause - clock.count_seconds_since(ended)) > 0:
                 self._wake_after(left)

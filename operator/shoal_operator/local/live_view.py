@@ -143,7 +143,7 @@ class TableView(LineView):
     def _format(self) -> tuple[list[list[str]], list[str]]:
         """Return the lines of each table, and those of the events, the newest last."""
         now, of_kinds = datetime.datetime.now(datetime.UTC), []
-        resources = [one for _, one in sorted((self.objects or {}).items(), key=_get_key)]
+        resources = [resource for _, resource in sorted((self.objects or {}).items(), key=_get_key)]
         for kind, of_kind in groupby(resources, lambda resource: str(resource["kind"])):
             if definition := load_definitions().get(kind):
                 rows = printing.format_rows(definition, list(of_kind), now)

@@ -151,8 +151,8 @@ class Machine:
 
     def list_service_pods(self, namespace: str, service: str) -> list[str]:
         """Return the names of the pods that a Service selects, those that are ready first."""
-        found = self._api.find("Service", namespace, service)
-        selector = (found or {}).get("spec", {}).get("selector", {})
+        resource = self._api.find("Service", namespace, service)
+        selector = (resource or {}).get("spec", {}).get("selector", {})
         pods = [
             pod
             for pod in self._api.iterate("Pod")
@@ -187,12 +187,12 @@ class Machine:
         meta, spec = stateful["metadata"], stateful["spec"]
         namespace, revision = meta["namespace"], compute_digest(spec["template"])
         start = spec.get("ordinals", {}).get("start", 0)
-        wanted = {f"{meta['name']}-{n}": n for n in range(start, start + spec["replicas"])}
+        indexes = {f"{meta['name']}-{n}": n for n in range(start, start + spec["replicas"])}
         pods = {pod["metadata"]["name"]: pod for pod in self._pods.list_owned(stateful)}
-        for name in pods.keys() - wanted.keys():
+        for name in pods.keys() - indexes.keys():
             self._pods.delete(pods[name])
-        for name in wanted.keys() - pods.keys():
-            index = str(wanted[name])
+        for name in indexes.keys() - pods.keys():
+            index = str(indexes[name])
             labels = {REVISION: revision, POD_NAME: name, POD_INDEX: index}
             template = self._with_claims(stateful, name)
             self._pods.create(stateful, name, template, labels)
@@ -313,13 +313,13 @@ class Machine:
         living = {name for _, _, name in self._runners}
         prefix = key[2].rpartition("-")[0].rpartition("-")[0]
         gone = [
-            one
-            for one in folder.glob(f"{prefix}-*")
-            if prefix and one.name not in living and one.is_dir()
+            path
+            for path in folder.glob(f"{prefix}-*")
+            if prefix and path.name not in living and path.is_dir()
         ]
-        gone.sort(key=lambda one: one.stat().st_mtime)
-        for one in gone[:-LOGS_MAX]:
-            shutil.rmtree(one, ignore_errors=True)
+        gone.sort(key=lambda path: path.stat().st_mtime)
+        for path in gone[:-LOGS_MAX]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def compute_digest(template: Mapping[str, Any]) -> str:

@@ -66,10 +66,10 @@ def list_files(paths: Iterable[Path]) -> list[Path]:
     files = []
     for path in paths:
         if path.is_dir():
-            found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
-            if not found:
+            in_folder = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
+            if not in_folder:
                 raise BadManifest(f"{path} has no files that end with {', '.join(SUFFIXES)}")
-            files += found
+            files += in_folder
         elif path.is_file() or path == STDIN:
             files.append(path)
         else:
@@ -209,9 +209,9 @@ def _fit_brokers(kind: str, spec: Manifest, brokers: int) -> Iterator[str]:
 def _make_plain_listener(listeners: Any) -> Manifest:
     """Return a listener without TLS and logins, with name and port of the first one for here."""
     inner = [
-        one
-        for one in (listeners if isinstance(listeners, list) else ())
-        if isinstance(one, dict) and one.get("type", INTERNAL) == INTERNAL
+        listener
+        for listener in (listeners if isinstance(listeners, list) else ())
+        if isinstance(listener, dict) and listener.get("type", INTERNAL) == INTERNAL
     ]
     first = inner[0] if inner else {"name": "plain", "port": 9092}
     plain = {"tls": {"enabled": False}, "authentication": {"type": "none"}}

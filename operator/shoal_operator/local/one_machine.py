@@ -159,10 +159,14 @@ def put_back(old: Manifest, manifest: Manifest) -> Manifest:
 def _adapt_listeners(spec: Manifest) -> list[str]:
     """Leave out the listeners for clients outside of Kubernetes: brokers would advertise addresses
     that only a load balancer, a proxy or a node has."""
-    outside = [one for one in spec.get("listeners", []) if one.get("type", INTERNAL) != INTERNAL]
+    outside = [
+        listener
+        for listener in spec.get("listeners", [])
+        if listener.get("type", INTERNAL) != INTERNAL
+    ]
     if outside:
-        spec["listeners"] = [one for one in spec["listeners"] if one not in outside]
-    return [f"spec.listeners[{one['name']}]" for one in outside]
+        spec["listeners"] = [listener for listener in spec["listeners"] if listener not in outside]
+    return [f"spec.listeners[{listener['name']}]" for listener in outside]
 
 
 def _adapt_consumer(spec: Manifest, *, runs_images: bool) -> Iterator[str]:
@@ -183,8 +187,12 @@ def _list_of_pod(pod: Manifest, path: str, *, runs_images: bool) -> Iterator[str
     containers = pod.get("containers", [])
     used = _OF_EXECUTORS if path == _EXECUTORS else _CONTAINER
     if path.startswith("spark."):
-        own = [one for one in containers if one["name"] in spark.CONTAINERS.values()]
-        yield from (f"containers[{one['name']}]" for one in containers if one not in own)
+        own = [
+            container for container in containers if container["name"] in spark.CONTAINERS.values()
+        ]
+        yield from (
+            f"containers[{container['name']}]" for container in containers if container not in own
+        )
         containers = own
     for container in containers:
         of = f"containers[{container['name']}]"

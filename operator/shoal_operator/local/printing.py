@@ -26,17 +26,17 @@ NONE = "<none>"
 def read_path(value: Any, path: str) -> Any:
     """Return what a JSONPath of the definitions selects: fields, and items by one of their fields;
     None if there is nothing."""
-    at = 0
-    while at < len(path):
-        step = _STEP.match(path, at)
+    position = 0
+    while position < len(path):
+        step = _STEP.match(path, position)
         assert step is not None, f"the definitions have the JSONPath {path}"
-        name, key, wanted = step.groups()
+        name, key, key_value = step.groups()
         if name is not None:
             value = value.get(name) if isinstance(value, dict) else None
         else:
             items = value if isinstance(value, list) else []
-            value = next((item for item in items if item.get(key) == wanted), None)
-        at = step.end()
+            value = next((item for item in items if item.get(key) == key_value), None)
+        position = step.end()
     return value
 
 
@@ -106,13 +106,13 @@ def summarize(resource: Mapping[str, Any]) -> Manifest:
         return {}
     status, containers = resource.get("status", {}), resource["spec"]["containers"]
     of_containers = status.get("containerStatuses", [])
-    states = [state for one in of_containers for state in one["state"].values()]
+    states = [state for container in of_containers for state in container["state"].values()]
     reasons = [state["reason"] for state in states if "reason" in state]
     ending = "deletionTimestamp" in resource["metadata"]
     return {
-        "ready": f"{sum(one['ready'] for one in of_containers)}/{len(containers)}",
+        "ready": f"{sum(container['ready'] for container in of_containers)}/{len(containers)}",
         "status": "Terminating" if ending else [*reasons, status.get("phase", "Pending")][0],
-        "restarts": sum(one["restartCount"] for one in of_containers),
+        "restarts": sum(container["restartCount"] for container in of_containers),
     }
 
 

@@ -78,13 +78,13 @@ get_app, describe_app, logs_app = make_app(), make_app(), make_app()
 
 
 def find_state(directory: Path) -> StateFolder:
-    found = state_folder.find(directory.resolve())
-    if found is None:
+    state = state_folder.find(directory.resolve())
+    if state is None:
         raise CommandError(
             f"there is no `shoal up` in {directory.resolve()} or above it. Start one with "
             "`shoal up -f FOLDER`, or name its folder with --dir."
         )
-    return found
+    return state
 
 
 # get, describe
@@ -121,12 +121,12 @@ def get(
         scope = make_scope(words, namespace, all_namespaces=all_namespaces, selector=selector)
         targets = parse_targets(words)
         files = _stat_objects(state) if watch else {}
-        found, errors = select(read_objects(state), targets, scope)
+        selected, errors = select(read_objects(state), targets, scope)
         printer = _Printer(state, targets, output, scope)
-        printer.print_all(found, has_errors=bool(errors))
+        printer.print_all(selected, has_errors=bool(errors))
         if errors:
             raise KubectlError("\n".join(errors))
-        shown = {_get_version(resource) for one in found.values() for resource in one}
+        shown = {_get_version(resource) for of_kind in selected.values() for resource in of_kind}
         while watch:
             time.sleep(_LOOK_SECONDS)
             if (newest := _stat_objects(state)) != files:
@@ -140,12 +140,12 @@ def _print_changes(
     printer: _Printer, objects: dict[Key, dict[str, Any]], shown: set[tuple[str, str]]
 ) -> None:
     """Print the wanted resources that are not in `shown`, and note them there."""
-    for one in printer.definitions:
+    for definition in printer.definitions:
         for (kind, _, _), resource in sorted(objects.items(), key=_get_name):
             version = _get_version(resource)
-            if kind == one.kind and printer.is_wanted(resource) and version not in shown:
+            if kind == definition.kind and printer.is_wanted(resource) and version not in shown:
                 shown.add(version)
-                printer.print_change(one, resource)
+                printer.print_change(definition, resource)
 
 
 def _stat_objects(state: StateFolder) -> dict[str, int]:
@@ -183,9 +183,11 @@ class _Printer:
         """Return whether a resource is one to print."""
         return is_wanted(resource, self._targets, self._scope)
 
-    def print_all(self, found: dict[str, list[dict[str, Any]]], *, has_errors: bool) -> None:
+    def print_all(self, selected: dict[str, list[dict[str, Any]]], *, has_errors: bool) -> None:
         """Print the resources by their kinds."""
-        everything = [resource for one in self.definitions for resource in found[one.kind]]
+        everything = [
+            resource for definition in self.definitions for resource in selected[definition.kind]
+        ]
         if has_errors and not everything:
             return
         if self._output in ("yaml", "json"):
@@ -204,38 +206,40 @@ class _Printer:
         if not everything:
             say(f"No resources found{self._scope.place}", file=sys.stderr)
             return
-        several = [one for one in self.definitions if found[one.kind]]
-        for number, one in enumerate(several):
+        several = [definition for definition in self.definitions if selected[definition.kind]]
+        for number, definition in enumerate(several):
             if self._output == "name":
-                for resource in found[one.kind]:
-                    self._print_name(one, resource)
+                for resource in selected[definition.kind]:
+                    self._print_name(definition, resource)
                 continue
-            rows = self._make_rows(one, found[one.kind])
-            self._widths[one.kind] = printing.measure_columns(rows)
+            rows = self._make_rows(definition, selected[definition.kind])
+            self._widths[definition.kind] = printing.measure_columns(rows)
             if number:
                 say("")
             for line in printing.format_table(rows):
                 say(line, flush=True)
 
-    def print_change(self, one: Definition, resource: dict[str, Any]) -> None:
+    def print_change(self, definition: Definition, resource: dict[str, Any]) -> None:
         """Print a resource that is new or has changed."""
         if self._output in ("yaml", "json"):
             self._print_body(resource)
         elif self._output == "name":
-            self._print_name(one, resource)
+            self._print_name(definition, resource)
         else:
-            head, row = self._make_rows(one, [resource])
-            widths = self._widths.get(one.kind)
+            head, row = self._make_rows(definition, [resource])
+            widths = self._widths.get(definition.kind)
             lines = printing.format_table([head, row], widths)
             # A kind that had no resources gets its head with the first one.
             for line in lines if widths is None else lines[1:]:
                 say(line, flush=True)
-            self._widths.setdefault(one.kind, printing.measure_columns([head, row]))
+            self._widths.setdefault(definition.kind, printing.measure_columns([head, row]))
 
-    def _make_rows(self, one: Definition, resources: list[dict[str, Any]]) -> list[list[str]]:
+    def _make_rows(
+        self, definition: Definition, resources: list[dict[str, Any]]
+    ) -> list[list[str]]:
         translate = _make_translator(self._state)
         rows = printing.format_rows(
-            one,
+            definition,
             resources,
             datetime.datetime.now(datetime.UTC),
             wide=self._output == "wide",
@@ -248,8 +252,8 @@ class _Printer:
         text = dump_yaml(body).rstrip() if self._output == "yaml" else json.dumps(body, indent=4)
         say(text, flush=True)
 
-    def _print_name(self, one: Definition, resource: dict[str, Any]) -> None:
-        say(f"{one.full_singular}/{resource['metadata']['name']}", flush=True)
+    def _print_name(self, definition: Definition, resource: dict[str, Any]) -> None:
+        say(f"{definition.full_singular}/{resource['metadata']['name']}", flush=True)
 
 
 def _make_translator(state: StateFolder) -> Any:
@@ -257,8 +261,8 @@ def _make_translator(state: StateFolder) -> Any:
     objects = read_objects(state)
 
     def list_pods(namespace: str, service: str) -> list[str]:
-        found = objects.get(("Service", namespace, service), {})
-        selector = found.get("spec", {}).get("selector", {})
+        resource = objects.get(("Service", namespace, service), {})
+        selector = resource.get("spec", {}).get("selector", {})
         return sorted(
             name
             for (kind, of, name), pod in objects.items()
@@ -290,12 +294,12 @@ def describe(
         now = datetime.datetime.now(datetime.UTC)
         scope = make_scope(words, namespace, all_namespaces=all_namespaces, selector=selector)
         targets = parse_targets(words)
-        found, errors = select(objects, targets, scope)
+        selected, errors = select(objects, targets, scope)
         if errors and len(targets) == 1 and (matching := list_matching(objects, targets[0], scope)):
-            found, errors = {"": matching}, []
+            selected, errors = {"": matching}, []
         texts = [
             printing.format_description(resource, _list_events(objects, resource), now)
-            for of_kind in found.values()
+            for of_kind in selected.values()
             for resource in of_kind
         ]
         if texts:

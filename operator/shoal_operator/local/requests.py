@@ -43,9 +43,9 @@ def read_objects(state: StateFolder) -> dict[Key, Manifest]:
     those in the files."""
     if is_running(state):
         try:
-            found = ask(state, {"verb": "list"})["objects"]
+            listed = ask(state, {"verb": "list"})["objects"]
         except (OSError, ValueError):
             pass  # It is starting or stopping.
         else:
-            return {get_key(manifest): manifest for manifest in found}
+            return {get_key(manifest): manifest for manifest in listed}
     return load_objects(state.objects)

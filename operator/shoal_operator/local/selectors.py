@@ -43,6 +43,6 @@ def _parse_requirement(text: str) -> Requirement:
         if match := pattern.fullmatch(text):
             fields = match.groupdict()
             values = fields.get("values")
-            known = None if values is None else frozenset(v.strip() for v in values.split(","))
-            return Requirement(fields["key"], known, bool(fields["no"]))
+            allowed = None if values is None else frozenset(v.strip() for v in values.split(","))
+            return Requirement(fields["key"], allowed, bool(fields["no"]))
     raise ValueError(f"unable to parse requirement: {text!r}")

@@ -106,17 +106,17 @@ class SparkController:
         number = 0
         if consumer is not None and is_running:
             number = consumer.get("status", {}).get("desiredReplicas", 0)
-        wanted = {f"{meta['name']}-exec-{n}" for n in range(1, number + 1)}
+        pod_names = {f"{meta['name']}-exec-{n}" for n in range(1, number + 1)}
         have = {
             pod["metadata"]["name"]: pod
             for pod in self._pods.list_owned(application)
             if is_executor(pod)
         }
-        for name in have.keys() - wanted:
+        for name in have.keys() - pod_names:
             self._pods.delete(have[name])
         template = application["spec"]["executor"]["template"]
         shown = {"metadata": template["metadata"], "spec": {"containers": []}}
-        for name in wanted - have.keys():
+        for name in pod_names - have.keys():
             status = {**_RUNNING, "startTime": format_now()}
             self._pods.create(application, name, shown, {ROLE: "executor"}, status)
 
@@ -154,10 +154,13 @@ def build_driver_template(application: Manifest) -> Manifest:
     driver = template["spec"]["containers"][0]
     executor = spec["executor"]["template"]["spec"]["containers"][0]
     # What executors get, the driver needs: it runs their tasks.
-    env = {one["name"]: one for one in chain(executor.get("env", []), driver.get("env", []))}
+    env = {
+        variable["name"]: variable
+        for variable in chain(executor.get("env", []), driver.get("env", []))
+    }
     mounts = {
-        one["mountPath"]: one
-        for one in chain(executor.get("volumeMounts", []), driver.get("volumeMounts", []))
+        mount["mountPath"]: mount
+        for mount in chain(executor.get("volumeMounts", []), driver.get("volumeMounts", []))
     }
     tasks = int(env["SHOAL_MAX_EXECUTORS"]["value"]) * spec["executor"]["cores"]
     variables = {
@@ -182,8 +185,8 @@ def build_driver_template(application: Manifest) -> Manifest:
         "volumeMounts": list(mounts.values()),
     }
     volumes = {
-        one["name"]: one
-        for one in chain(
+        volume["name"]: volume
+        for volume in chain(
             spec["executor"]["template"]["spec"].get("volumes", []),
             template["spec"].get("volumes", []),
         )
@@ -215,9 +218,9 @@ def resolve_main(file: str) -> str:
 
 def find_jobs() -> Path | None:
     """Return the folder of the example jobs in a wheel or a checkout, None without it."""
-    found: Any = importlib.util.find_spec("shoal_spark")
-    if found is None or found.origin is None:
+    spec: Any = importlib.util.find_spec("shoal_spark")
+    if spec is None or spec.origin is None:
         return None
-    package = Path(found.origin).parent
+    package = Path(spec.origin).parent
     folders = (package / "jobs", package.parent / "jobs")
     return next((folder for folder in folders if folder.is_dir()), None)

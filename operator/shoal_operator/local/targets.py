@@ -120,7 +120,7 @@ def parse_targets(words: Sequence[str]) -> list[Target]:
     if len(words) > 1 and len(definitions) > 1:
         raise KubectlError("error: you must specify only one resource")
     names: list[str | None] = [*words[1:]] or [None]
-    return [Target(one, name) for one in definitions for name in names]
+    return [Target(definition, name) for definition in definitions for name in names]
 
 
 def _parse_pair(word: str) -> Target:
@@ -140,16 +140,16 @@ def _parse_pair(word: str) -> Target:
 
 
 def _list_definitions(word: str) -> list[Definition]:
-    found: list[Definition] = []
+    definitions: list[Definition] = []
     for part in word.split(","):
         if part in CATEGORIES:
-            found += load_definitions().values()
+            definitions += load_definitions().values()
             continue
         definition = find_definition(part)
         if definition is None:
             raise KubectlError(f'error: the server doesn\'t have a resource type "{part}"')
-        found.append(definition)
-    return list({one.kind: one for one in found}.values())
+        definitions.append(definition)
+    return list({definition.kind: definition for definition in definitions}.values())
 
 
 def select(
@@ -157,28 +157,30 @@ def select(
 ) -> tuple[dict[str, list[Manifest]], list[str]]:
     """Return the resources of a scope by their kinds, and what kubectl says about those that do not
     exist."""
-    found: dict[str, list[Manifest]] = {}
+    selected: dict[str, list[Manifest]] = {}
     errors = []
     for definition, name in targets:
-        of_kind = found.setdefault(definition.kind, [])
+        of_kind = selected.setdefault(definition.kind, [])
         if name is None:
             keys = sorted(key for key in objects if key[0] == definition.kind)
             of_kind += [objects[key] for key in keys if scope.has(objects[key])]
-        elif (one := objects.get((definition.kind, scope.namespace or "", name))) is not None:
-            of_kind.append(one)
+        elif (resource := objects.get((definition.kind, scope.namespace or "", name))) is not None:
+            of_kind.append(resource)
         else:
             text = f'{definition.resource} "{name}" not found'
             errors.append(f"Error from server (NotFound): {text}")
-    return found, errors
+    return selected, errors
 
 
 def list_matching(objects: Mapping[Key, Manifest], target: Target, scope: Scope) -> list[Manifest]:
     """Return the resources whose names begin with the target's, which kubectl describes if there is
     none of that name."""
-    found, _ = select(objects, [Target(target.definition)], scope)
+    selected, _ = select(objects, [Target(target.definition)], scope)
     prefix = target.name or ""
     return [
-        one for one in found[target.definition.kind] if one["metadata"]["name"].startswith(prefix)
+        resource
+        for resource in selected[target.definition.kind]
+        if resource["metadata"]["name"].startswith(prefix)
     ]
 
 

@@ -108,17 +108,17 @@ class Up:
     def apply_folder(self, folder: manifests.Folder) -> changes.Outcome:
         """Apply what the files have, and delete what they had at the last time. What is refused is
         an event, too: resources stay as the last good manifest says."""
-        wanted = folder.manifests
-        outcome = changes.apply_manifests(self.api, wanted, self._overrides)
+        desired = folder.manifests
+        outcome = changes.apply_manifests(self.api, desired, self._overrides)
         for manifest, error in zip(outcome.refused, outcome.errors, strict=True):
             self._warn([manifest], "ManifestRefused", error)
         for unreadable, error in folder.errors.items():
             self._warn(folder.files[unreadable], "ManifestUnreadable", error)
             outcome.errors.append(f"error: {error}")
         file = self._state.root / "applied.json"
-        keys = [[m["kind"], m["metadata"]["namespace"], m["metadata"]["name"]] for m in wanted]
+        keys = [[m["kind"], m["metadata"]["namespace"], m["metadata"]["name"]] for m in desired]
         if all(folder.files[unreadable] for unreadable in folder.errors):
-            for gone in changes.delete_missing(self.api, read_json(file), wanted):
+            for gone in changes.delete_missing(self.api, read_json(file), desired):
                 name = gone["metadata"]["name"]
                 self.api.delete_now(gone)
                 outcome.lines.append(f'{gone["kind"].lower()}.{names.GROUP} "{name}" deleted')
@@ -131,7 +131,9 @@ class Up:
     def _warn(self, about: Sequence[Manifest], reason: str, text: str) -> None:
         """Record a warning about those of the manifests that are stored; without any, about the
         QueueClusters."""
-        stored = [found for one in about if (found := self.api.objects.get(get_key(one)))]
+        stored = [
+            resource for manifest in about if (resource := self.api.objects.get(get_key(manifest)))
+        ]
         for manifest in stored or list(self.api.iterate("QueueCluster")):
             self.api.warn(manifest, reason, text)
 
@@ -193,8 +195,8 @@ class Up:
         if request["verb"] == "list":
             return {"objects": list(self.api.objects.values())}
         if request["verb"] == "apply":
-            wanted = request["manifests"]
-            return changes.apply_manifests(self.api, wanted, self._overrides)._asdict()
+            desired = request["manifests"]
+            return changes.apply_manifests(self.api, desired, self._overrides)._asdict()
         ignores_missing = request["ignores_missing"]
         deleted = await changes.delete(self.api, *request["of"], ignores_missing=ignores_missing)
         return deleted._asdict()

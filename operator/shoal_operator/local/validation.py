@@ -121,33 +121,33 @@ def find_violations(
     definition: Definition, filled: Manifest, old: Manifest | None
 ) -> list[Violation]:
     """Return what is wrong with a resource that has its defaults."""
-    found = [
+    violations = [
         _describe_error(error)
         for error in _make_validator(definition.kind, json.dumps(definition.schema)).iter_errors(
             filled
         )
     ]
     # kube-openapi looks at the pattern of a text only if its length is right.
-    lengths = {v.path for v in found if v.keyword in ("minLength", "maxLength")}
-    found = [v for v in found if v.keyword != "pattern" or v.path not in lengths]
-    found.sort(key=lambda violation: violation.path)
-    if {violation.keyword for violation in found} & _BLOCKING:
-        return found
-    return found + list(_check_rules(filled, old, definition.schema, ""))
+    lengths = {v.path for v in violations if v.keyword in ("minLength", "maxLength")}
+    violations = [v for v in violations if v.keyword != "pattern" or v.path not in lengths]
+    violations.sort(key=lambda violation: violation.path)
+    if {violation.keyword for violation in violations} & _BLOCKING:
+        return violations
+    return violations + list(_check_rules(filled, old, definition.schema, ""))
 
 
 def find_common_violations(manifest: Manifest) -> list[Violation]:
     """Return what is wrong with the metadata of an object of any kind, or the data of a Secret."""
     errors = _make_validator("", json.dumps(_COMMON)).iter_errors(manifest)
-    found = [_describe_error(error) for error in errors]
+    violations = [_describe_error(error) for error in errors]
     for field in ("name", "namespace"):
         name = manifest["metadata"].get(field, "default")
         if not _NAME.fullmatch(name) or len(name) > 253:
             text = f"Invalid value: {_quote(name)}: {_NAME_TEXT}"
-            found.append(Violation(f"metadata.{field}", text, "name"))
-    if manifest["kind"] in ("Secret", "ConfigMap") and not found:
-        found = list(_check_data(manifest))
-    return found
+            violations.append(Violation(f"metadata.{field}", text, "name"))
+    if manifest["kind"] in ("Secret", "ConfigMap") and not violations:
+        violations = list(_check_data(manifest))
+    return violations
 
 
 def _check_data(manifest: Manifest) -> Iterator[Violation]:
@@ -262,8 +262,8 @@ def _describe_error(error: Any) -> Violation:
             path, f"Unsupported value: {_quote(value)}: supported values: {options}", keyword
         )
     if keyword == "type":
-        wanted = ",".join(error.kind.types)
-        text = f'Invalid value: "{_get_type(value)}": {path} in body must be of type {wanted}: '
+        types = ",".join(error.kind.types)
+        text = f'Invalid value: "{_get_type(value)}": {path} in body must be of type {types}: '
         return Violation(path, f'{text}"{_get_type(value)}"', keyword)
     if keyword == "maxLength":
         return Violation(path, f"Too long: may not be more than {limit} bytes", keyword)
@@ -327,8 +327,10 @@ def _check_rules(value: Any, old: Any, schema: Manifest, path: str) -> Iterator[
 
 def _find_item(old: list[Any], item: Manifest, keys: Sequence[str]) -> Manifest | None:
     """Return the item of a list that has the same keys: the one that a rule compares with."""
-    wanted = [item.get(key) for key in keys]
-    return next((one for one in old if [one.get(key) for key in keys] == wanted), None)
+    key_values = [item.get(key) for key in keys]
+    return next(
+        (old_item for old_item in old if [old_item.get(key) for key in keys] == key_values), None
+    )
 
 
 def _evaluate(rule: str, value: Any, old: Any) -> tuple[bool, str]:

@@ -66,27 +66,27 @@ def is_chosen(consumer: ShareConsumer) -> bool:
 def build_application(consumer: ShareConsumer, context: spark.WorkloadContext) -> Manifest:
     """Return the SparkApplication."""
     application = spark.build_application(consumer, context, suspend=False)
-    given = application["spec"]
+    spec = application["spec"]
     properties = {
-        "spark.kubernetes.container.image": given["image"],
-        "spark.kubernetes.container.image.pullPolicy": given["imagePullPolicy"],
+        "spark.kubernetes.container.image": spec["image"],
+        "spark.kubernetes.container.image.pullPolicy": spec["imagePullPolicy"],
     }
     for role, container in spark.CONTAINERS.items():
         properties[f"spark.kubernetes.{role}.podTemplateContainerName"] = container
-        for field, value in given[role].items():
+        for field, value in spec[role].items():
             if field in _OF_ROLE:
                 properties[_OF_ROLE[field].format(role)] = str(value)
     return {
         **application,
         "apiVersion": API,
         "spec": {
-            "pyFiles": given["mainApplicationFile"],
-            "driverArgs": given["arguments"],
-            "runtimeVersions": {"sparkVersion": given["sparkVersion"]},
+            "pyFiles": spec["mainApplicationFile"],
+            "driverArgs": spec["arguments"],
+            "runtimeVersions": {"sparkVersion": spec["sparkVersion"]},
             # What the user sets beside the fields counts, as with Kubeflow's operator.
-            "sparkConf": {**properties, **given["sparkConf"]},
-            "driverSpec": {"podTemplateSpec": given["driver"]["template"]},
-            "executorSpec": {"podTemplateSpec": given["executor"]["template"]},
+            "sparkConf": {**properties, **spec["sparkConf"]},
+            "driverSpec": {"podTemplateSpec": spec["driver"]["template"]},
+            "executorSpec": {"podTemplateSpec": spec["executor"]["template"]},
             "applicationTolerations": {
                 "restartConfig": {
                     "restartPolicy": "Always",

@@ -56,11 +56,13 @@ def _get_age(manifest: Mapping[str, Any]) -> tuple[str, str]:
 def find_reason(workload: Mapping[str, Any]) -> str:
     """Return why Kueue does not admit a Workload, in Kueue's words; empty if it has not said."""
     status = workload.get("status", {})
-    conditions = {one["type"]: one for one in status.get("conditions", [])}
+    conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
     reserved, evicted = conditions.get("QuotaReserved", {}), conditions.get("Evicted", {})
     if reserved.get("status") == "True":
-        checks = [one for one in status.get("admissionChecks", []) if one["state"] != "Ready"]
-        texts = (f"{one['name']} is {one['state']}. {one.get('message', '')}" for one in checks)
+        checks = [check for check in status.get("admissionChecks", []) if check["state"] != "Ready"]
+        texts = (
+            f"{check['name']} is {check['state']}. {check.get('message', '')}" for check in checks
+        )
         return " ".join(f"Admission check {text.strip()}" for text in texts)
     # A Workload that waits again says why in the older condition, which may stay.
     for condition in (reserved, evicted if evicted.get("status") == "True" else {}):

@@ -246,13 +246,13 @@ def _find_address(
     if is_routed(listener):
         name = get_host(listener, broker_id)
         return (name, get_advertised_port(listener)) if name else None
-    found = have.get(format_service_name(cluster, listener, broker_id))
-    if found is None:
+    service = have.get(format_service_name(cluster, listener, broker_id))
+    if service is None:
         return None
-    port = found["spec"]["ports"][0]
+    port = service["spec"]["ports"][0]
     if get_kind(listener) == NODE_PORT:
         return (listener.get("host", ""), port["nodePort"]) if port.get("nodePort") else None
-    for ingress in found.get("status", {}).get("loadBalancer", {}).get("ingress", []):
+    for ingress in service.get("status", {}).get("loadBalancer", {}).get("ingress", []):
         name = ingress.get("hostname") or ingress.get("ip")
         if name:
             return name, port["port"]

@@ -77,20 +77,20 @@ def list_pools(cluster: QueueCluster) -> list[NodePool]:
     other_pools = [
         NodePool(
             name,
-            one["name"],
-            int(one["firstNodeId"]),
-            int(one["replicas"]),
-            frozenset(one["roles"]),
+            pool["name"],
+            int(pool["firstNodeId"]),
+            int(pool["replicas"]),
+            frozenset(pool["roles"]),
         )
-        for one in (
+        for pool in (
             field_defaults.fill(row, field_defaults.NODE_POOL) for row in spec.get("nodePools", [])
         )
     ]
     roles = (
-        {BROKER} if any(CONTROLLER in one.roles for one in other_pools) else {BROKER, CONTROLLER}
+        {BROKER} if any(CONTROLLER in pool.roles for pool in other_pools) else {BROKER, CONTROLLER}
     )
     own = NodePool(name, "", 0, int(spec.get("replicas", 1)), frozenset(roles))
-    return [own, *sorted(other_pools, key=lambda one: one.first_id)]
+    return [own, *sorted(other_pools, key=lambda pool: pool.first_id)]
 
 
 def find_controller_pool(cluster: QueueCluster) -> NodePool | None:

@@ -270,11 +270,13 @@ def _build_template(
 ) -> Manifest:
     """Return the pod template of the driver or the executors: the user's, with ours over it."""
     spark, own = consumer["spec"]["spark"], _list_additions(consumer, context, role)
-    given: Manifest = copy.deepcopy(dict(over.get("template", {})))
-    meta, pod = given.get("metadata", {}), given.get("spec", {})
+    template: Manifest = copy.deepcopy(dict(over.get("template", {})))
+    meta, pod = template.get("metadata", {}), template.get("spec", {})
     name = CONTAINERS[role]
     containers = pod.get("containers", [])
-    container: Manifest = next((one for one in containers if one["name"] == name), {"name": name})
+    container: Manifest = next(
+        (entry for entry in containers if entry["name"] == name), {"name": name}
+    )
     # The cause of a failure goes into the pod's status and from there into our condition.
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     container["securityContext"] = {
@@ -296,7 +298,7 @@ def _build_template(
         },
         "enableServiceLinks": pod.get("enableServiceLinks", False),
         # Spark takes the first container for its own.
-        "containers": [container, *(one for one in containers if one["name"] != name)],
+        "containers": [container, *(entry for entry in containers if entry["name"] != name)],
         "volumes": [*pod.get("volumes", []), *spark.get("volumes", []), *own.volumes],
         "nodeSelector": {**pod.get("nodeSelector", {}), **over.get("nodeSelector", {})},
         "tolerations": [*pod.get("tolerations", []), *over.get("tolerations", [])],

@@ -45,13 +45,13 @@ _VOLUMES = (
 def find_problem(consumer: ShareConsumer) -> str:
     """Return which field the templates of `spec.spark` cannot have, and the remedy; empty if there
     is none."""
-    given = consumer["spec"].get("spark", {})
-    found = (
+    spark_spec = consumer["spec"].get("spark", {})
+    problems = (
         f"{path} is not allowed: {remedy}"
         for role in spark.CONTAINERS
-        for path, remedy in _find_all(role, given.get(role, {}).get("template", {}))
+        for path, remedy in _find_all(role, spark_spec.get(role, {}).get("template", {}))
     )
-    return next(found, "")
+    return next(problems, "")
 
 
 def _find_all(role: spark.Role, template: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -45,10 +45,10 @@ async def prepare(
     if not checked:
         return warnings
     have = await brokers.describe_topics(sorted(set(checked.values())))
-    wanted = {
+    topics_by_group = {
         group: topic for group in checked if (topic := model.build_dead_letter_topic(specs[group]))
     }
-    absent = {topic.name: topic for topic in wanted.values() if topic.name not in have}
+    absent = {topic.name: topic for topic in topics_by_group.values() if topic.name not in have}
     topics_to_create = [
         NewTopic(topic.name, topic.partitions, topic.replicas or -1, topic.configs)
         for topic in absent.values()

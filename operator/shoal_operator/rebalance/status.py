@@ -253,10 +253,10 @@ def make_proposed_verdict(resource: resources.QueueRebalance) -> Verdict:
         f"--overwrite queuerebalance/{name} {APPROVE}={proposal['id']}"
     )
     verdict = Verdict(False, "ProposalReady", text, paused=True)
-    given = get_approval(resource)
-    if given and given != proposal["id"]:
+    approval = get_approval(resource)
+    if approval and approval != proposal["id"]:
         warning = (
-            f"{APPROVE} is {given!r}, and the proposal is {proposal['id']}: partitions have "
+            f"{APPROVE} is {approval!r}, and the proposal is {proposal['id']}: partitions have "
             "changed since, or the spec. Look at the new proposal before you approve it."
         )
         return verdict.with_warning(("ApprovalOutdated", warning))

@@ -179,15 +179,15 @@ class QueueUserReconciler(BatchReconciler[QueueUser]):
         days = security.get_settings(cluster, security.CLIENTS).validity_days
         revocations = {
             entry.subject: entry
-            for one in leaving
-            if trusted and revoked_users.get_subject(one.user)
+            for departure in leaving
+            if trusted and revoked_users.get_subject(departure.user)
             for entry in [
                 revoked_users.make_revocation(
-                    one.user,
-                    now=one.deleted_at,
+                    departure.user,
+                    now=departure.deleted_at,
                     validity=days * certificates.DAY,
                     trusted=trusted,
-                    expires=one.expires,
+                    expires=departure.expires,
                 )
             ]
         }
@@ -199,7 +199,8 @@ class QueueUserReconciler(BatchReconciler[QueueUser]):
         old = [have[subject] for subject in fits if subject in have]
         try:
             await self._brokers.users.change_revocations(
-                add=fits.values(), remove=[one for one in old if one not in fits.values()]
+                add=fits.values(),
+                remove=[revocation for revocation in old if revocation not in fits.values()],
             )
         except KafkaError as error:
             if error.code != ErrorCode.invalid_config:

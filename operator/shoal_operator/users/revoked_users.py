@@ -89,12 +89,12 @@ def list_removable(
 ) -> list[Revocation]:
     """Return the entries that are no longer needed. `users` are those that exist."""
     external = {
-        get_subject(one) for one in users if model.get_authentication(one) == model.TLS_EXTERNAL
+        get_subject(user) for user in users if model.get_authentication(user) == model.TLS_EXTERNAL
     }
     begins = min(certificates.get_validity_start(pem) for pem in trusted)
     return sorted(
-        one
-        for one in entries.values()
+        entry
+        for entry in entries.values()
         # An authority signs no certificate that begins before its own.
-        if one.valid_until <= now or one.issued_before <= begins or one.subject in external
+        if entry.valid_until <= now or entry.issued_before <= begins or entry.subject in external
     )

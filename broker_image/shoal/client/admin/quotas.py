@@ -65,7 +65,7 @@ class Quotas:
             _parse_entity(result): {value.key: value.value for value in result.values}
             for result in answer.entries or ()
         }
-        return dict(sorted(quotas.items(), key=lambda one: _get_sort_key(one[0])))
+        return dict(sorted(quotas.items(), key=lambda item: _get_sort_key(item[0])))
 
     async def alter(
         self, changes: Mapping[Entity, Mapping[str, float | None]]

@@ -160,10 +160,10 @@ class ConsumerMembership(Membership):
         """Log which topics are not shared by key ranges, so that some members may get nothing."""
         resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in self._topics]
         try:
-            found = await Configs(self.cluster).describe(resources, keys=[_TOPIC_SWITCH])
+            descriptions = await Configs(self.cluster).describe(resources, keys=[_TOPIC_SWITCH])
         except ClientError:
             return  # A user who may not see configs may still consume.
-        for resource, entries in found.items():
+        for resource, entries in descriptions.items():
             if isinstance(entries, KafkaError) or _TOPIC_SWITCH not in entries:
                 continue
             if entries[_TOPIC_SWITCH].value != "true":

@@ -148,7 +148,7 @@ def _make_owners(
         )
         for (member, position, finished, gap_timestamp_ms), ranges in equal.items()
     ]
-    return sorted(range_owners, key=lambda one: (one.position, next(iter(one.ranges))))
+    return sorted(range_owners, key=lambda owner: (owner.position, next(iter(owner.ranges))))
 
 
 def _join_ranges(ranges: Iterable[tuple[int, int]]) -> KeyRanges:

@@ -87,13 +87,13 @@ async def make_plan(admin: Admin, queue: NewQueue) -> QueuePlan:
 async def _plan_topic(
     admin: Admin, plan: QueuePlan, name: str, configs: Mapping[str, str], partitions: int
 ) -> None:
-    found = (await admin.topics.describe([name]))[name]
-    if isinstance(found, KafkaError):
-        if found.code is not ErrorCode.unknown_topic_or_partition:
-            raise found
+    topic = (await admin.topics.describe([name]))[name]
+    if isinstance(topic, KafkaError):
+        if topic.code is not ErrorCode.unknown_topic_or_partition:
+            raise topic
         plan.topics.append(NewTopic(name, partitions, plan.queue.replication_factor, configs))
         return
-    count = len(found.partitions)
+    count = len(topic.partitions)
     if partitions not in (-1, count):
         remedy = (
             f"To add some: shoal topics alter {name} --partitions {partitions}"
@@ -126,10 +126,10 @@ async def _plan_group(admin: Admin, plan: QueuePlan) -> None:
     plan.sets_positions = listing is None or listing.state == "Empty"
     resource = queue_settings.make_group(name)
     configs = await queue_settings.read_configs(admin, resource)
-    wanted = plan.queue.settings.build_group_configs()
-    for config in queue_settings.find_unknown(configs, wanted):
+    desired = plan.queue.settings.build_group_configs()
+    for config in queue_settings.find_unknown(configs, desired):
         plan.differences.append(f"The brokers have no group config {config}.")
-    _plan_configs(plan, resource, configs, wanted)
+    _plan_configs(plan, resource, configs, desired)
     start = {queue_settings.RESET: queue_settings.FIRST_POSITION}
     if missing := queue_settings.find_unset(configs, start):
         plan.configs.setdefault(resource, {}).update(missing)
@@ -141,15 +141,15 @@ def _plan_configs(
     plan: QueuePlan,
     resource: ConfigResource,
     configs: Mapping[str, ConfigEntry],
-    wanted: Mapping[str, str],
+    desired: Mapping[str, str],
 ) -> None:
     kind = resource.type.name.lower()
-    for name, (current, value) in queue_settings.find_different(configs, wanted).items():
+    for name, (current, value) in queue_settings.find_different(configs, desired).items():
         plan.differences.append(
             f"{kind.capitalize()} {resource.name} has {name}={current}, not {value}. To change it:"
             f" shoal configs set {kind} {resource.name} {name}={value}."
         )
-    if missing := queue_settings.find_unset(configs, wanted):
+    if missing := queue_settings.find_unset(configs, desired):
         plan.configs[resource] = missing
 
 
@@ -181,15 +181,16 @@ async def _set_first_positions(admin: Admin, queue: NewQueue) -> bool:
     has a lag before its first member joins. Return whether any was missing."""
     topic = expect(await admin.topics.describe([queue.topic]))[queue.topic]
     partitions = [TopicPartition(queue.topic, p.index) for p in topic.partitions]
-    known = (await admin.share_groups.offsets([queue.group]))[queue.group]
-    if isinstance(known, KafkaError):
-        if known.code is not ErrorCode.group_id_not_found:
-            raise known
-        known = {}
+    group_offsets = (await admin.share_groups.offsets([queue.group]))[queue.group]
+    if isinstance(group_offsets, KafkaError):
+        if group_offsets.code is not ErrorCode.group_id_not_found:
+            raise group_offsets
+        group_offsets = {}
     missing = [
         partition
         for partition in partitions
-        if isinstance(have := known.get(partition), KafkaError | None) or have.start_offset < 0
+        if isinstance(have := group_offsets.get(partition), KafkaError | None)
+        or have.start_offset < 0
     ]
     if not missing:
         return False

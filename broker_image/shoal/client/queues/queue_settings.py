@@ -116,27 +116,27 @@ def list_own(configs: Mapping[str, ConfigEntry]) -> dict[str, str]:
     }
 
 
-def find_unset(configs: Mapping[str, ConfigEntry], wanted: Mapping[str, str]) -> dict[str, str]:
+def find_unset(configs: Mapping[str, ConfigEntry], desired: Mapping[str, str]) -> dict[str, str]:
     """Return the wanted configs that nobody has set."""
     own = list_own(configs)
-    return {name: value for name, value in wanted.items() if name not in own}
+    return {name: value for name, value in desired.items() if name not in own}
 
 
 def find_different(
-    configs: Mapping[str, ConfigEntry], wanted: Mapping[str, str]
+    configs: Mapping[str, ConfigEntry], desired: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
     """Return the values that somebody has set, with the wanted ones, where these differ."""
     own = list_own(configs)
     return {
         name: (own[name], value)
-        for name, value in wanted.items()
+        for name, value in desired.items()
         if name in own and own[name] != value
     }
 
 
-def find_unknown(configs: Mapping[str, ConfigEntry], wanted: Iterable[str]) -> list[str]:
+def find_unknown(configs: Mapping[str, ConfigEntry], desired: Iterable[str]) -> list[str]:
     """Return the wanted configs that the brokers do not have."""
-    return [name for name in wanted if name not in configs]
+    return [name for name in desired if name not in configs]
 
 
 async def is_unseen(admin: Admin, group: str) -> bool:

@@ -139,12 +139,12 @@ class AcquiredRecords:
             raise ValueError("these records were acquired without their payload")
         last = self.ranges[-1].last_offset if self.ranges else -1
         records = list(decode(self.data, last=last))
-        found, end = [], 0
+        by_range, end = [], 0
         for r in self.ranges:
             start = bisect_left(records, r.first_offset, end, key=_get_offset)
             end = bisect_right(records, r.last_offset, start, key=_get_offset)
-            found.append((r, records[start:end]))
-        return found
+            by_range.append((r, records[start:end]))
+        return by_range
 
     def acknowledge(
         self, type: AcknowledgeType, *, delay_ms: int = -1, reason: FailureReason | None = None

@@ -165,8 +165,8 @@ class ShareConsumer:
         try:
             records = list(acquired.records())
         except (CorruptRecords, CorruptBatch) as error:
-            where = f"{acquired.topic}-{acquired.partition}"
-            _log.warning("%s: %s. The records are rejected.", where, error)
+            partition = f"{acquired.topic}-{acquired.partition}"
+            _log.warning("%s: %s. The records are rejected.", partition, error)
             self._outcomes += acquired.acknowledge(AcknowledgeType.REJECT)
             return []
         self._outcomes += acquired.find_gaps({record.offset for record in records})

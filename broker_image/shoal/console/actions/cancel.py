@@ -88,10 +88,10 @@ class Cancel:
         group = (await groups.find_share_group(context.client, form)).group_id
         topic = form.require("topic", "The topic")
         if form.get("by") == OFFSETS:
-            found = await _parse_offsets(context, group, topic, form)
+            matches = await _parse_offsets(context, group, topic, form)
         else:
-            found = await _find(context, group, topic, _parse_match(form))
-        count = sum(len(offsets) for offsets in found.values())
+            matches = await _find(context, group, topic, _parse_match(form))
+        count = sum(len(offsets) for offsets in matches.values())
         if not count:
             raise ActionError(f"{topic} has no such records for group {group}.")
         letters = form.is_set("letters")
@@ -107,12 +107,12 @@ class Cancel:
             f"Cancel {format_plural(count, 'record')}",
             {"group": group, "topic": topic, "by": form.get("by"), "records": str(count)},
             groups.make_back_link(group),
-            tuple((place, str(offsets)) for place, offsets in found.items()),
-            lambda client, run: _cancel(client, run, group, found, letters=letters),
+            tuple((place, str(offsets)) for place, offsets in matches.items()),
+            lambda client, run: _cancel(client, run, group, matches, letters=letters),
             Table(
                 "Records that are cancelled",
                 ("Partition", "Records"),
-                tuple((place.partition, len(offsets)) for place, offsets in found.items()),
+                tuple((place.partition, len(offsets)) for place, offsets in matches.items()),
             ),
         )
 
@@ -153,7 +153,9 @@ async def _parse_offsets(
         count = 0
     if not count:
         raise ActionError(f"Offsets must be PARTITION:OFFSETS, such as 0:3-7,9, not {value!r:.60}.")
-    if place not in {one.partition for one in await groups.find_positions(context.client, group)}:
+    if place not in {
+        position.partition for position in await groups.find_positions(context.client, group)
+    }:
         raise ActionError(f"Group {group} does not read partition {place.partition} of {topic}.")
     if count > RECORDS_MAX:
         raise ActionError(_say_too_large(group, topic))
@@ -164,7 +166,7 @@ async def _find(
     context: ActionContext, group: str, topic: str, match: RecordMatch
 ) -> dict[TopicPartition, OffsetSet]:
     """Return the records that match, as far as the person may see them. Raises `ActionError`."""
-    found: dict[TopicPartition, OffsetSet] = {}
+    matches: dict[TopicPartition, OffsetSet] = {}
     count, masks = 0, context.view.masks
     try:
         async with asyncio.timeout(FIND_S):
@@ -180,10 +182,10 @@ async def _find(
                     if count > RECORDS_MAX:
                         raise ActionError(_say_too_large(group, topic))
                     for offset in offsets:
-                        found.setdefault(place, OffsetSet()).add(offset)
+                        matches.setdefault(place, OffsetSet()).add(offset)
     except TimeoutError:
         raise ActionError(_say_too_large(group, topic)) from None
-    return found
+    return matches
 
 
 def _say_too_large(group: str, topic: str) -> str:
@@ -197,13 +199,13 @@ async def _cancel(
     client: Client,
     run: ActionRun,
     group: str,
-    found: dict[TopicPartition, OffsetSet],
+    matches: dict[TopicPartition, OffsetSet],
     *,
     letters: bool,
 ) -> ActionResult:
     report = CancelReport(0)
-    run.total = sum(len(offsets) for offsets in found.values())
-    for place, offsets in found.items():
+    run.total = sum(len(offsets) for offsets in matches.values())
+    for place, offsets in matches.items():
         every = list(offsets)
         for begin in range(0, len(every), CANCELLED_MAX):
             run.check()
