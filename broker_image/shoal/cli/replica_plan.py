@@ -65,10 +65,10 @@ def plan(
 
 def _find_emptiest(replicas: Sequence[int], loads: Counter[int], spread: Spread) -> int:
     """Return the broker for a further replica."""
-    used = [{of[id] for id in replicas if id in of} for of in spread]
+    used = [{place_of[id] for id in replicas if id in place_of} for place_of in spread]
 
     def rank(id: int) -> tuple[list[bool], int, int]:
-        near = [of.get(id) in places for of, places in zip(spread, used, strict=True)]
+        near = [place_of.get(id) in places for place_of, places in zip(spread, used, strict=True)]
         return near, loads[id], id
 
     return min((id for id in sorted(loads) if id not in replicas), key=rank)
@@ -99,14 +99,15 @@ def _find_next_move(
                     index = replicas.index(full)
                     moved = [*replicas[:index], empty, *replicas[index + 1 :]]
                     if all(
-                        _count_places(moved, of) >= _count_places(replicas, of) for of in spread
+                        _count_places(moved, place_of) >= _count_places(replicas, place_of)
+                        for place_of in spread
                     ):
                         return replicas, index, empty
     return None
 
 
-def _count_places(replicas: Sequence[int], of: Mapping[int, str]) -> int:
-    return len({of.get(id) for id in replicas})
+def _count_places(replicas: Sequence[int], place_of: Mapping[int, str]) -> int:
+    return len({place_of.get(id) for id in replicas})
 
 
 def _spread_leaders(planned: Mapping[TopicPartition, list[int]], brokers: Sequence[int]) -> None:

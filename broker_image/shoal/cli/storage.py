@@ -387,18 +387,18 @@ async def _read_broker_configs(client: Client) -> dict[str, str | None]:
     return {name: entry.value for name, entry in configs[resource].items()}
 
 
-def _open_store(configs: dict[str, str | None], of: StoreOptions) -> ObjectStore:
+def _open_store(configs: dict[str, str | None], options: StoreOptions) -> ObjectStore:
     from random import Random
 
     from shoal.server.tiered.object_store import InvalidStore, open_store
     from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 
-    url = of.url or configs[_URL]
+    url = options.url or configs[_URL]
     if not url:
         raise CommandError(f"The brokers have no object store: {_URL} is empty.")
-    own = of.url is not None
-    endpoint = of.endpoint if of.endpoint is not None or own else configs[_ENDPOINT]
-    region = of.region if of.region is not None or own else configs[_REGION]
+    own = options.url is not None
+    endpoint = options.endpoint if options.endpoint is not None or own else configs[_ENDPOINT]
+    region = options.region if options.region is not None or own else configs[_REGION]
     try:
         store = open_store(url, endpoint=endpoint or "", region=region or "")
     except InvalidStore as error:

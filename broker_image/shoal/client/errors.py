@@ -106,8 +106,8 @@ class TransactionError(KafkaError):
 
     def __init__(self, cause: ClientError) -> None:
         code = cause.code if isinstance(cause, KafkaError) else ErrorCode.transaction_abortable
-        about = (cause.message if isinstance(cause, KafkaError) else None) or str(cause)
-        super().__init__(code, f"{about.rstrip('.')}. {self.remedy}")
+        message = (cause.message if isinstance(cause, KafkaError) else None) or str(cause)
+        super().__init__(code, f"{message.rstrip('.')}. {self.remedy}")
 
     @property
     def retriable(self) -> bool:

@@ -359,7 +359,7 @@ def _parse_resource(kind: str, item: dict[str, Any]) -> KubernetesResource:
 
 
 def _parse_event(item: dict[str, Any]) -> KubernetesEvent:
-    about = item.get("involvedObject") or {}
+    involved = item.get("involvedObject") or {}
     timestamp = (
         item.get("lastTimestamp") or item.get("eventTime") or item.get("firstTimestamp") or ""
     )
@@ -368,9 +368,9 @@ def _parse_event(item: dict[str, Any]) -> KubernetesEvent:
         str(timestamp),
         item.get("type") == "Warning",
         str(item.get("reason") or ""),
-        str(about.get("kind") or ""),
-        str(about.get("namespace") or ""),
-        str(about.get("name") or ""),
+        str(involved.get("kind") or ""),
+        str(involved.get("namespace") or ""),
+        str(involved.get("name") or ""),
         str(item.get("message") or ""),
         count if isinstance(count, int) else 1,
     )

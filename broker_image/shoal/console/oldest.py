@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.client.consume.fetcher import FetchedBatches
     from shoal.client.net.cluster import TopicPartition
 
-Place = tuple["TopicPartition", int]
+PartitionOffset = tuple["TopicPartition", int]
 READS_MAX = 48
 READS_AT_ONCE = 8
 #: Milliseconds for one fetch.
@@ -36,9 +36,9 @@ class OldestRecords:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._timestamps: dict[Place, int | None] = {}
+        self._timestamps: dict[PartitionOffset, int | None] = {}
 
-    async def read(self, places: Iterable[Place]) -> dict[Place, int]:
+    async def read(self, places: Iterable[PartitionOffset]) -> dict[PartitionOffset, int]:
         """Return the known timestamps of these places, after reading some of the unknown ones."""
         unique_places = dict.fromkeys(places)
         timestamps = {
@@ -47,7 +47,7 @@ class OldestRecords:
         missing = [place for place in unique_places if place not in timestamps][:READS_MAX]
         limit = asyncio.Semaphore(READS_AT_ONCE)
 
-        async def read_one(place: Place) -> None:
+        async def read_one(place: PartitionOffset) -> None:
             async with limit:
                 try:
                     timestamps[place] = await self._read_timestamp(*place)

@@ -72,11 +72,11 @@ def encode(value: Any, codec: Codec | None = None) -> bytes:
 
 def convert(kind: Any, value: Any, place: str = "payload") -> Any:
     """Return a value of JSON as `kind`. Raises `PayloadError`, which names the `place`."""
-    origin, of = typing.get_origin(kind), typing.get_args(kind)
+    origin, type_arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Annotated, typing.Required, typing.NotRequired):
-        return convert(of[0], value, place)
+        return convert(type_arguments[0], value, place)
     if origin in (typing.Union, types.UnionType):
-        return _convert_to_one_of(of, value, place)
+        return _convert_to_one_of(type_arguments, value, place)
     if kind in (Any, object):
         return value
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -86,7 +86,7 @@ def convert(kind: Any, value: Any, place: str = "payload") -> Any:
     if hasattr(kind, "model_validate"):
         return _validate(kind.model_validate, value)
     if (origin or kind) in _CONTAINERS:
-        return _convert_container(origin or kind, of, value, place)
+        return _convert_container(origin or kind, type_arguments, value, place)
     return _convert_scalar(kind, value, place)
 
 
@@ -123,20 +123,20 @@ def _convert_scalar(kind: Any, value: Any, place: str) -> Any:
     raise _refuse(place, _name(kind), value)
 
 
-def _convert_container(kind: Any, of: tuple[Any, ...], value: Any, place: str) -> Any:
+def _convert_container(kind: Any, type_arguments: tuple[Any, ...], value: Any, place: str) -> Any:
     if kind is dict:
         if not isinstance(value, dict):
             raise _refuse(place, "an object", value)
-        inner = of[1] if len(of) == 2 else Any
+        inner = type_arguments[1] if len(type_arguments) == 2 else Any
         return {name: convert(inner, v, f"{place}.{name}") for name, v in value.items()}
     if not isinstance(value, list):
         raise _refuse(place, "an array", value)
-    if kind is tuple and of and of[-1] is not Ellipsis:
-        if len(of) != len(value):
-            raise _refuse(place, f"an array of {len(of)}", value)
-        pairs = enumerate(zip(of, value, strict=True))
+    if kind is tuple and type_arguments and type_arguments[-1] is not Ellipsis:
+        if len(type_arguments) != len(value):
+            raise _refuse(place, f"an array of {len(type_arguments)}", value)
+        pairs = enumerate(zip(type_arguments, value, strict=True))
         return tuple(convert(inner, v, f"{place}[{n}]") for n, (inner, v) in pairs)
-    inner = of[0] if of else Any
+    inner = type_arguments[0] if type_arguments else Any
     return kind(convert(inner, v, f"{place}[{n}]") for n, v in enumerate(value))
 
 

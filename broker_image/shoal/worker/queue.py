@@ -212,9 +212,9 @@ class Queue:
     ) -> Iterator[tuple[dict[str, Any], bytes | str | None]]:
         """Yield the arguments of `Producer.send` for each value, with its id; see `make_record`."""
         for value in values:
-            of = key(value) if callable(key) else key
+            record_key = key(value) if callable(key) else key
             id_of = dedup_id(value) if dedup_id is not None else None
-            yield self.make_record(value, of, delay, priority, headers, id_of), id_of
+            yield self.make_record(value, record_key, delay, priority, headers, id_of), id_of
 
     async def send(
         self, producer: Producer, record: dict[str, Any], dedup_id: bytes | str | None

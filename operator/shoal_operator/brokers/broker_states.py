@@ -158,7 +158,7 @@ class ExternalState:
 
 
 def build_group_state(
-    name: str, about: Any, offsets: Any, metrics: GroupMetrics | None, *, scraped: bool
+    name: str, description: Any, offsets: Any, metrics: GroupMetrics | None, *, scraped: bool
 ) -> GroupState:
     """Return a group from the responses to ShareGroupDescribe and DescribeShareGroupOffsets.
 
@@ -167,9 +167,9 @@ def build_group_state(
     """
     metrics = metrics or GroupMetrics()
     in_flight, redelivered = (metrics.in_flight, metrics.redelivered) if scraped else (-1, -1)
-    if about is None or isinstance(about, KafkaError):
-        if isinstance(about, KafkaError) and about.code not in NO_GROUP:
-            raise about
+    if description is None or isinstance(description, KafkaError):
+        if isinstance(description, KafkaError) and description.code not in NO_GROUP:
+            raise description
         return GroupState(name, in_flight=in_flight, redelivered=redelivered, metrics=metrics)
     partitions: tuple[SharePartitionState, ...] = ()
     if isinstance(offsets, Mapping):
@@ -182,9 +182,9 @@ def build_group_state(
         )
     return GroupState(
         name,
-        about.type.lower(),
-        about.state,
-        len(about.members),
+        description.type.lower(),
+        description.state,
+        len(description.members),
         sum(max(0, p.lag) for p in partitions),
         in_flight,
         redelivered,

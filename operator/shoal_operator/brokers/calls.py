@@ -226,27 +226,27 @@ class Brokers:
         `ClientError`.
         """
         self._count("DescribeCluster")
-        about = await self._client.admin.describe_cluster(fenced=True)
+        description = await self._client.admin.describe_cluster(fenced=True)
         everyone = ConfigResource(ConfigResourceType.BROKER, "")
         self._count("DescribeConfigs")
         result = (await self._client.admin.configs.describe([everyone]))[everyone]
         dynamic = {} if isinstance(result, KafkaError) else result
-        registered = frozenset(broker.node_id for broker in about.brokers)
-        unfenced = registered - about.fenced
+        registered = frozenset(broker.node_id for broker in description.brokers)
+        unfenced = registered - description.fenced
         versions, serving = await self._probe_brokers()
         quorum = await self._describe_quorum()
         return ClusterState(
-            about.cluster_id,
+            description.cluster_id,
             # Brokers do not report a controller that clients cannot connect to.
-            quorum.leader if controllers else about.controller_id,
+            quorum.leader if controllers else description.controller_id,
             {
                 e.name: e.value
                 for e in dynamic.values()
                 if e.source == ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG and e.value is not None
             },
             registered,
-            about.fenced,
-            {b.node_id: b.rack for b in about.brokers if b.rack},
+            description.fenced,
+            {b.node_id: b.rack for b in description.brokers if b.rack},
             quorum,
             tuple([await self._describe_disk(broker) for broker in ids if broker in unfenced]),
             versions,
@@ -261,12 +261,12 @@ class Brokers:
     async def describe_external_cluster(self) -> ExternalState:
         """Return a cluster that the operator does not run. Raises `ClientError`."""
         self._count("DescribeCluster")
-        about = await self._client.admin.describe_cluster()
+        description = await self._client.admin.describe_cluster()
         link = await self._client.cluster.get_any_connection()
         return ExternalState(
-            about.cluster_id,
-            about.controller_id,
-            len(about.brokers),
+            description.cluster_id,
+            description.controller_id,
+            len(description.brokers),
             await self._client.admin.features(),
             LAG_VERSION in link.versions.get(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, ()),
             IN_FLIGHT_FEATURE in link.features,
@@ -298,8 +298,8 @@ class Brokers:
         problem = await config_checks.find_problem(self._client.admin.configs, static)
         if not config_checks.parse_unknown_name(problem):
             return problem
-        about = await self._client.admin.describe_cluster()
-        node = min(broker.node_id for broker in about.brokers)
+        description = await self._client.admin.describe_cluster()
+        node = min(broker.node_id for broker in description.brokers)
         known_names = await self._list_config_names(
             ConfigResource(ConfigResourceType.BROKER, str(node))
         )
@@ -412,8 +412,12 @@ class Brokers:
     async def describe_racks(self) -> dict[int, str]:
         """Return the racks of the brokers that run, by broker id; empty for one without a rack."""
         self._count("DescribeCluster")
-        about = await self._client.admin.describe_cluster(fenced=True)
-        return {b.node_id: b.rack or "" for b in about.brokers if b.node_id not in about.fenced}
+        description = await self._client.admin.describe_cluster(fenced=True)
+        return {
+            b.node_id: b.rack or ""
+            for b in description.brokers
+            if b.node_id not in description.fenced
+        }
 
     async def unregister(self, broker_id: int) -> None:
         """Unregister a broker that no longer runs. Raises `KafkaError`."""
@@ -562,15 +566,15 @@ class Brokers:
         responses: dict[str, tuple[Any, Any]] = {}
         for names in split_into_batches(groups):
             self._count("ShareGroupDescribe")
-            about = await self._client.admin.groups.describe_share(names)
-            existing = [n for n in names if not isinstance(about.get(n), KafkaError)]
+            descriptions = await self._client.admin.groups.describe_share(names)
+            existing = [n for n in names if not isinstance(descriptions.get(n), KafkaError)]
             absent = [n for n in names if n not in existing] if of_any_type else []
             if absent:
                 self._count("DescribeGroups")
-                about = {**about, **await self._client.admin.groups.describe(absent)}
+                descriptions = {**descriptions, **await self._client.admin.groups.describe(absent)}
             self._count("DescribeShareGroupOffsets")
             offsets = await self._client.admin.share_groups.offsets(existing) if existing else {}
-            responses |= {name: (about.get(name), offsets.get(name)) for name in names}
+            responses |= {name: (descriptions.get(name), offsets.get(name)) for name in names}
         scraped = await self._scrape()
         return {
             name: build_group_state(name, *state, self.group_metrics.get(name), scraped=scraped)
@@ -585,9 +589,9 @@ class Brokers:
         None if the brokers do not list records in flight. Raises `ClientError`.
         """
         self._count("ShareGroupDescribe")
-        about = (await self._client.admin.groups.describe_share([group]))[group]
-        if isinstance(about, KafkaError):
-            raise about
+        description = (await self._client.admin.groups.describe_share([group]))[group]
+        if isinstance(description, KafkaError):
+            raise description
         held_records: Counter[str] = Counter()
         starts = {TopicPartition(*p): 0 for p in partitions}
         while starts:
@@ -606,7 +610,7 @@ class Brokers:
                     starts[partition] = page.next_offset
         return [
             MemberHolding(m.client_id, m.client_host, held_records[m.member_id])
-            for m in about.members
+            for m in description.members
         ]
 
     async def find_oldest_record_ms(self, starts: Mapping[Partition, int]) -> int | None:

@@ -132,9 +132,9 @@ def _diagnose_failed(pod: Mapping[str, Any]) -> Diagnosis | None:
     if status.get("phase") != "Failed" or not reason:
         return None
     node = pod.get("spec", {}).get("nodeName", "")
-    said = status.get("message", "").strip().rstrip(".")
+    message = status.get("message", "").strip().rstrip(".")
     remedy = _FAILURES.get(reason, f"Check the node {node}.")
-    return Diagnosis("PodFailed", f"{name}, on the node {node}: {reason}: {said}. {remedy}")
+    return Diagnosis("PodFailed", f"{name}, on the node {node}: {reason}: {message}. {remedy}")
 
 
 def _diagnose_node(pod: Mapping[str, Any]) -> Diagnosis | None:
@@ -157,8 +157,8 @@ def _diagnose_node(pod: Mapping[str, Any]) -> Diagnosis | None:
         return Diagnosis("NodeLost", f"{name}: its node {node} does not answer. {_LOST}")
     if clock.count_seconds_since(containers["lastTransitionTime"]) < STARTED_SECONDS_MAX:
         return None
-    said = ready.get("message", "").rstrip(".")
-    text = f"{name}: {said}. Check the controller of this readiness gate."
+    message = ready.get("message", "").rstrip(".")
+    text = f"{name}: {message}. Check the controller of this readiness gate."
     return Diagnosis("ReadinessGateWaits", text)
 
 
@@ -198,12 +198,12 @@ def _diagnose_containers(
 
 def _find_killing_probe(name: str, events: Sequence[Mapping[str, Any]]) -> str:
     """Return what the newest probe said for which the kubelet ends containers of a pod."""
-    said = [
+    messages = [
         str(event.get("message", "")).strip().rstrip(".:")
         for event in sorted(events, key=_get_time, reverse=True)
         if event["involvedObject"]["name"] == name and event.get("reason") == "Unhealthy"
     ]
-    return next((text for text in said if text.startswith(_KILLING_PROBES)), "")
+    return next((text for text in messages if text.startswith(_KILLING_PROBES)), "")
 
 
 def _diagnose_init_container(pod: Mapping[str, Any]) -> Diagnosis | None:
@@ -241,8 +241,8 @@ def _diagnose_probes(
     for event in sorted(events, key=_get_time, reverse=True):
         name = event["involvedObject"]["name"]
         if event.get("reason") == "Unhealthy" and name in unready:
-            said = event.get("message", "").strip().rstrip(".:")
-            text = f"{name}: {said}. Correct the probe, or the program that it asks."
+            message = event.get("message", "").strip().rstrip(".:")
+            text = f"{name}: {message}. Correct the probe, or the program that it asks."
             return Diagnosis("ConsumerNotReady", text)
     return None
 
@@ -257,10 +257,10 @@ def _diagnose_events(
         if pod.get("status", {}).get("phase", "Pending") == "Pending"
     }
     for event in sorted(events, key=_get_time, reverse=True):
-        about, text = event["involvedObject"], event.get("message", "").strip()
-        name, reason = about["name"], event.get("reason", "")
+        involved, text = event["involvedObject"], event.get("message", "").strip()
+        name, reason = involved["name"], event.get("reason", "")
         if reason == "FailedCreate":
-            return diagnose_refusal(about["kind"], name, text)
+            return diagnose_refusal(involved["kind"], name, text)
         if name not in starting or reason in _OF_STATUS:
             continue
         if reason in _MOUNT:
@@ -319,8 +319,8 @@ def _find_provisioning_failure(
     storage_class = claim["spec"].get("storageClassName") or "the default one"
     for event in sorted(events, key=_get_time, reverse=True):
         if event["involvedObject"]["name"] == claim["metadata"]["name"]:
-            said = event.get("message", "").strip().rstrip(".")
-            return f"{said}. Check the storage class {storage_class} and its driver."
+            message = event.get("message", "").strip().rstrip(".")
+            return f"{message}. Check the storage class {storage_class} and its driver."
     return f"is there a storage class {storage_class}?"
 
 

@@ -68,7 +68,7 @@ class RebalanceCalls:
             for partition, reassignment in (await self._admin.reassignments()).items()
         }
         self._count("DescribeCluster")
-        about = await self._admin.describe_cluster(fenced=True)
+        description = await self._admin.describe_cluster(fenced=True)
         self._count("Metadata")
         topics = await self._admin.topics.list(internal=True)
         return Placement(
@@ -77,7 +77,11 @@ class RebalanceCalls:
                 for topic in topics.values()
                 for p in topic.partitions
             },
-            {b.node_id: b.rack or "" for b in about.brokers if b.node_id not in about.fenced},
+            {
+                b.node_id: b.rack or ""
+                for b in description.brokers
+                if b.node_id not in description.fenced
+            },
             targets,
         )
 

@@ -74,9 +74,9 @@ def diagnose_resizes(pods: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
             )
             return Diagnosis("ResizeWaits", text)
         if working:
-            said = working.get("message", "").rstrip(".")
+            message = working.get("message", "").rstrip(".")
             text = f"{name} gets other CPU and memory without a restart"
-            return Diagnosis("Resizing", f"{text}: {said}." if said else f"{text}.")
+            return Diagnosis("Resizing", f"{text}: {message}." if message else f"{text}.")
     return None
 
 

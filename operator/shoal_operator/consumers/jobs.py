@@ -60,7 +60,7 @@ class JobRunner:
         return len(ends.active) + len(runs.ended_ms)
 
     async def apply(
-        self, consumer: ShareConsumer, about: PodContext, target: int, lag_ms: int
+        self, consumer: ShareConsumer, context: PodContext, target: int, lag_ms: int
     ) -> tuple[int, int, Verdict]:
         """Start Jobs until `target` are active, and delete old ones that ended. Return the number
         of active Jobs, the number of those that are ready, and the verdict. Raises `KubeError`."""
@@ -78,7 +78,7 @@ class JobRunner:
             missing += 1
         if clock.now_ms() >= runs.resume_ms:
             for _ in range(min(missing, STARTED_MAX)):
-                new_job = await self._kube.create(job.build_manifest(consumer, about))
+                new_job = await self._kube.create(job.build_manifest(consumer, context))
                 self._store.put(new_job)
                 runs.active.add(new_job["metadata"]["name"])
         active, ready = len(runs.active), sum(map(job.is_ready, ends.active))

@@ -141,7 +141,7 @@ class WorkloadManager:
         `KubeError`."""
         if "spark" in consumer["spec"]:
             return await self._apply_application(consumer, context, replicas)
-        about = consumer_pod.PodContext(
+        pod_context = consumer_pod.PodContext(
             context.cluster,
             context.bootstrap_servers,
             context.group_id,
@@ -154,16 +154,16 @@ class WorkloadManager:
         labels = consumer_pod.build_selector(consumer["metadata"]["name"])
         selector = names.format_selector(labels)
         if "job" in consumer["spec"]:
-            active, ready, verdict = await self.jobs.apply(consumer, about, replicas, lag_ms)
+            active, ready, verdict = await self.jobs.apply(consumer, pod_context, replicas, lag_ms)
             starting = self.jobs.list_without_pods(consumer)
             verdict = await self._explain(verdict, consumer, labels, starting)
             return WorkloadState(active, ready, selector, verdict)
-        return await self._apply_deployment(consumer, about, replicas)
+        return await self._apply_deployment(consumer, pod_context, replicas)
 
     async def _apply_deployment(
-        self, consumer: ShareConsumer, about: consumer_pod.PodContext, replicas: int
+        self, consumer: ShareConsumer, context: consumer_pod.PodContext, replicas: int
     ) -> WorkloadState:
-        have = await self._apply_manifest(deployment.build_manifest(consumer, about, replicas))
+        have = await self._apply_manifest(deployment.build_manifest(consumer, context, replicas))
         labels = consumer_pod.build_selector(consumer["metadata"]["name"])
         status = have.get("status", {})
         ready = status.get("readyReplicas", 0)

@@ -59,11 +59,11 @@ def report(kind: str, resource: Mapping[str, Any], error: Exception) -> Verdict:
     """Log and count the failure of one resource; return the verdict on it."""
     metrics.ERRORS.labels(kind).inc()
     meta = resource["metadata"]
-    about = {"kind": kind, "namespace": meta["namespace"], "name": meta["name"]}
+    log_fields = {"kind": kind, "namespace": meta["namespace"], "name": meta["name"]}
     if isinstance(error, KubeError | KafkaError):
-        log.warning("refused", **about, error=str(error))
+        log.warning("refused", **log_fields, error=str(error))
     else:
-        log.error("a defect of the operator", **about, exc_info=error)
+        log.error("a defect of the operator", **log_fields, exc_info=error)
     return judge(error)
 
 

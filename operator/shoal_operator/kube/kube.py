@@ -95,10 +95,10 @@ class NotOwned(KubeError):
     def __init__(self, want: Manifest) -> None:
         labels = want["metadata"].get("labels", {})
         object_kind, name = want["kind"], want["metadata"]["name"]
-        of = next(f"{kind} {labels[key]!r}" for key, kind in _OWNERS.items() if key in labels)
+        owner = next(f"{kind} {labels[key]!r}" for key, kind in _OWNERS.items() if key in labels)
         super().__init__(
             409,
-            f"{object_kind} {name!r} exists, and was not created for {of}. It stays as it is. "
+            f"{object_kind} {name!r} exists, and was not created for {owner}. It stays as it is. "
             f"Delete the {object_kind}, or choose another name for the resource.",
         )
 
@@ -115,17 +115,17 @@ def is_own(want: Manifest, have: Manifest) -> bool:
 
 
 def build_event(
-    about: Mapping[str, Any], reason: str, message: str, component: str, *, warning: bool
+    involved: Mapping[str, Any], reason: str, message: str, component: str, *, warning: bool
 ) -> Manifest:
     """Return an event on an object that happened now, once; it has no name yet."""
-    meta, stamp = about["metadata"], format_now()
+    meta, stamp = involved["metadata"], format_now()
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"namespace": meta["namespace"]},
         "involvedObject": {
-            "apiVersion": about["apiVersion"],
-            "kind": about["kind"],
+            "apiVersion": involved["apiVersion"],
+            "kind": involved["kind"],
             "name": meta["name"],
             "namespace": meta["namespace"],
             "uid": meta.get("uid", ""),
@@ -140,9 +140,9 @@ def build_event(
     }
 
 
-def name_event(about: Mapping[str, Any], reason: str, subject: str) -> str:
+def name_event(involved: Mapping[str, Any], reason: str, subject: str) -> str:
     """Return the name of the one event on an object with this reason and subject."""
-    meta = about["metadata"]
+    meta = involved["metadata"]
     digest = hashlib.sha256(f"{meta.get('uid')} {reason} {subject}".encode()).hexdigest()[:16]
     begin = meta["name"][: _NAME_LENGTH_MAX - len(digest) - 1].rstrip("-.")
     return f"{begin}.{digest}"
@@ -421,7 +421,7 @@ class KubeClient:
 
     async def record_event(
         self,
-        about: Mapping[str, Any],
+        involved: Mapping[str, Any],
         reason: str,
         message: str,
         *,
@@ -433,11 +433,11 @@ class KubeClient:
         An event with the same object, reason and `once` is recorded once, also by several
         processes.
         """
-        event = build_event(about, reason, message, names.FIELD_MANAGER, warning=warning)
+        event = build_event(involved, reason, message, names.FIELD_MANAGER, warning=warning)
         if once is None:
-            event["metadata"]["generateName"] = f"{about['metadata']['name']}."
+            event["metadata"]["generateName"] = f"{involved['metadata']['name']}."
         else:
-            event["metadata"]["name"] = name_event(about, reason, once)
+            event["metadata"]["name"] = name_event(involved, reason, once)
         try:
             await self.create(event)
         except KubeError as error:

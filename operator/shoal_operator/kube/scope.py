@@ -56,9 +56,9 @@ class OperatorScope:
         if problem and problem != self.problem:
             log.error("does not act", reason=problem)
             lease = {"name": names.FIELD_MANAGER, "namespace": self._namespace}
-            about = {"apiVersion": API_VERSION, "kind": KIND, "metadata": lease}
+            involved = {"apiVersion": API_VERSION, "kind": KIND, "metadata": lease}
             await self._kube.record_event(
-                about, "AnotherOperator", problem, warning=True, once=problem
+                involved, "AnotherOperator", problem, warning=True, once=problem
             )
         self.problem = problem
         return bool(problem)

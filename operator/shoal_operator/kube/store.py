@@ -46,10 +46,10 @@ class Store:
         self._kinds[manifest["kind"]][key] = {**manifest, "metadata": slim}
         cluster = manifest.get("spec", {}).get("cluster")
         if isinstance(cluster, str):
-            of = (manifest["kind"], meta["namespace"], cluster)
-            self._by_cluster[of].add(meta["name"])
+            cluster_key = (manifest["kind"], meta["namespace"], cluster)
+            self._by_cluster[cluster_key].add(meta["name"])
             if is_claimed(manifest):
-                self._claimed[of].add(meta["name"])
+                self._claimed[cluster_key].add(meta["name"])
 
     def drop(self, manifest: Manifest) -> None:
         """Remove this object unless another object has its name now."""
@@ -64,9 +64,13 @@ class Store:
     def _forget(self, stored: Manifest) -> None:
         """Remove a stored version from the indexes."""
         meta = stored["metadata"]
-        of = (stored["kind"], meta["namespace"], str(stored.get("spec", {}).get("cluster")))
+        cluster_key = (
+            stored["kind"],
+            meta["namespace"],
+            str(stored.get("spec", {}).get("cluster")),
+        )
         for names in (self._by_cluster, self._claimed):
-            names[of].discard(meta["name"])
+            names[cluster_key].discard(meta["name"])
 
     @overload
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None: ...

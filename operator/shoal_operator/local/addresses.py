@@ -118,7 +118,7 @@ class LocalLoop(asyncio.SelectorEventLoop):
         return await super().getaddrinfo(host, port, **options)
 
     def _get_alias(self, name: str) -> str:
-        aliases = {of: alias for alias, of in self._aliases.items()}
+        aliases = {host: alias for alias, host in self._aliases.items()}
         if name not in aliases:
             number = len(aliases) + 1
             aliases[name] = f"127.77.{number >> 8}.{number & 255}"

@@ -221,11 +221,11 @@ class LocalApi(KubeClient):
         for cluster in list(self.iterate("QueueCluster")):
             self.warn(cluster, "DiskNotWritable", text)
 
-    def warn(self, about: Manifest, reason: str, message: str) -> None:
+    def warn(self, involved: Manifest, reason: str, message: str) -> None:
         """Record a warning about an object; the same one again is counted."""
         message = " ".join(message.split())[:1024]
-        event = build_event(about, reason, message, "shoal-up", warning=True)
-        key = ("Event", event["metadata"]["namespace"], name_event(about, reason, message))
+        event = build_event(involved, reason, message, "shoal-up", warning=True)
+        key = ("Event", event["metadata"]["namespace"], name_event(involved, reason, message))
         if former := self.objects.get(key):
             event |= {"firstTimestamp": former["firstTimestamp"], "count": former["count"] + 1}
         self.write(key, event)

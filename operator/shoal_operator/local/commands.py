@@ -32,8 +32,8 @@ from shoal_operator.local.reading import (
     AllNamespaces,
     Directory,
     Namespace,
+    ResourceArguments,
     Selector,
-    Words,
     find_state,
     make_app,
 )
@@ -250,8 +250,8 @@ def _find_docker_problem() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"--containers needs Docker, which does not answer: {error}. {remedy}"
     if asked.returncode:
-        said = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return f"--containers needs Docker, whose engine does not answer: {said}. {remedy}"
+        message = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return f"--containers needs Docker, whose engine does not answer: {message}. {remedy}"
     return ""
 
 
@@ -323,7 +323,7 @@ def apply(filename: FilesOrInput = None, dir: Directory = HERE) -> None:
 
 @delete_app.command("delete")
 def delete(
-    words: Words = None,
+    words: ResourceArguments = None,
     filename: FilesOrInput = None,
     ignore_not_found: Annotated[
         bool, typer.Option("--ignore-not-found", help="What does not exist is no error.")

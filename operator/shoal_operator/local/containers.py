@@ -232,8 +232,10 @@ class ContainerFiles:
         for source in container.get("envFrom", []):
             for field, kind in (("secretRef", "Secret"), ("configMapRef", "ConfigMap")):
                 if field in source:
-                    of = source[field]
-                    data = self._read_data(kind, of["name"], optional=of.get("optional", False))
+                    reference = source[field]
+                    data = self._read_data(
+                        kind, reference["name"], optional=reference.get("optional", False)
+                    )
                     prefix = source.get("prefix", "")
                     env |= {f"{prefix}{k}": v.decode() for k, v in data.items()}
         for entry in container.get("env", []):
@@ -252,14 +254,15 @@ class ContainerFiles:
             return self._get_field(field["fieldPath"])
         for name, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
             if name in source:
-                of = source[name]
-                optional = of.get("optional", False)
-                data = self._read_data(kind, of["name"], optional=optional)
-                if of["key"] in data:
-                    return data[of["key"]].decode()
+                reference = source[name]
+                optional = reference.get("optional", False)
+                data = self._read_data(kind, reference["name"], optional=optional)
+                if reference["key"] in data:
+                    return data[reference["key"]].decode()
                 if optional:
                     return None
-                text = f"couldn't find key {of['key']} in {kind} {self._namespace}/{of['name']}"
+                source_name = f"{self._namespace}/{reference['name']}"
+                text = f"couldn't find key {reference['key']} in {kind} {source_name}"
                 raise NotRunnable("CreateContainerConfigError", text)
         return ""
 

@@ -142,9 +142,11 @@ def fill_defaults(value: Any, schema: Manifest) -> Any:
             for name, item in value.items()
             if item is not None or schemas[name].get("nullable") or not schemas[name]
         }
-        for name, of in schema.get("properties", {}).items():
-            if "default" in of and name not in filled:
-                filled[name] = fill_defaults(copy.deepcopy(of["default"]), of)
+        for name, property_schema in schema.get("properties", {}).items():
+            if "default" in property_schema and name not in filled:
+                filled[name] = fill_defaults(
+                    copy.deepcopy(property_schema["default"]), property_schema
+                )
         return filled
     if isinstance(value, list):
         return [fill_defaults(item, schema.get("items", {})) for item in value]

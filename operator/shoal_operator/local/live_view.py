@@ -54,9 +54,9 @@ class LineView:
         """Print what is new about an object."""
         kind, meta = manifest["kind"], manifest["metadata"]
         if kind == "Event" and not deleted:
-            about = manifest["involvedObject"]
+            involved = manifest["involvedObject"]
             self._print(
-                f"{about['kind'].lower()}/{about['name']}",
+                f"{involved['kind'].lower()}/{involved['name']}",
                 f"{manifest['type']} {manifest['reason']}: {manifest['message']}",
             )
         if kind not in load_definitions() or deleted:

@@ -186,9 +186,13 @@ def _fit_brokers(kind: str, spec: Manifest, brokers: int) -> Iterator[str]:
     """Let a spec go with so many brokers; yield the paths of what needs more of them."""
     for path in _NUMBERS_OF_REPLICAS.get(kind, ()):
         parent, _, name = path.rpartition(".")
-        of = _get(spec, parent) if parent else spec
-        if isinstance(of, dict) and isinstance(of.get(name), int) and of[name] > brokers:
-            of[name] = brokers
+        section = _get(spec, parent) if parent else spec
+        if (
+            isinstance(section, dict)
+            and isinstance(section.get(name), int)
+            and section[name] > brokers
+        ):
+            section[name] = brokers
             yield f"spec.{path}"
     configs = _get(spec, "config")
     configs = configs if isinstance(configs, dict) else {}

@@ -149,10 +149,10 @@ def put_back(old: Manifest, manifest: Manifest) -> Manifest:
     for path in LEFT_OUT.get(kind, ()):
         if f"spec.{path}" in listed:
             for parent, name, _ in _find(manifest.get("spec"), path):
-                of = old["spec"]
+                section = old["spec"]
                 for step in path.split(".")[:-1]:
-                    of = of.setdefault(step, {})
-                of[name] = copy.deepcopy(parent[name])
+                    section = section.setdefault(step, {})
+                section[name] = copy.deepcopy(parent[name])
     return old
 
 
@@ -195,17 +195,17 @@ def _list_of_pod(pod: Manifest, path: str, *, runs_images: bool) -> Iterator[str
         )
         containers = own
     for container in containers:
-        of = f"containers[{container['name']}]"
-        yield from (f"{of}.{name}" for name in _list_others(container, used))
+        prefix = f"containers[{container['name']}]"
+        yield from (f"{prefix}.{name}" for name in _list_others(container, used))
         if container.get("image") and not runs_images:
-            yield f"{of}.image"
+            yield f"{prefix}.image"
         for path_within, fields in _WITHIN.items():
             for parent, name, _ in _find(container, path_within):
                 others = _list_others(parent[name], fields)
-                yield from (f"{of}.{path_within}.{other}" for other in others)
+                yield from (f"{prefix}.{path_within}.{other}" for other in others)
         for variable in container.get("env", []):
             others = _list_others(variable.get("valueFrom", {}), _VARIABLE)
-            yield from (f"{of}.env[{variable['name']}].valueFrom.{other}" for other in others)
+            yield from (f"{prefix}.env[{variable['name']}].valueFrom.{other}" for other in others)
 
 
 def _list_others(value: Any, used: Collection[str]) -> Iterator[str]:

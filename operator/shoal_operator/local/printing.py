@@ -97,8 +97,8 @@ def summarize(resource: Mapping[str, Any]) -> Manifest:
     """Return what kubectl counts of an object of Kubernetes; empty for other kinds."""
     kind = resource["kind"]
     if kind == "Event":
-        about = resource["involvedObject"]
-        return {"object": f"{about['kind'].lower()}/{about['name']}"}
+        involved = resource["involvedObject"]
+        return {"object": f"{involved['kind'].lower()}/{involved['name']}"}
     if kind in ("Secret", "ConfigMap"):
         data = {**resource.get("data", {}), **resource.get("stringData", {})}
         return {"data": len(data), "type": resource.get("type", "Opaque")}

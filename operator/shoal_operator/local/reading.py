@@ -45,7 +45,7 @@ Directory = Annotated[
         help="The folder of `shoal up`. Default: this one, or the nearest one above.",
     ),
 ]
-Words = Annotated[
+ResourceArguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RESOURCE",
@@ -92,7 +92,7 @@ def find_state(directory: Path) -> StateFolder:
 
 @get_app.command()
 def get(
-    words: Words = None,
+    words: ResourceArguments = None,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FORMAT", help="yaml, json, wide or name.")
     ] = "",
@@ -265,9 +265,9 @@ def _make_translator(state: StateFolder) -> Any:
         selector = resource.get("spec", {}).get("selector", {})
         return sorted(
             name
-            for (kind, of, name), pod in objects.items()
+            for (kind, pod_namespace, name), pod in objects.items()
             if kind == "Pod"
-            and of == namespace
+            and pod_namespace == namespace
             and selector
             and selector.items() <= pod["metadata"].get("labels", {}).items()
         )
@@ -277,7 +277,7 @@ def _make_translator(state: StateFolder) -> Any:
 
 @describe_app.command()
 def describe(
-    words: Words = None,
+    words: ResourceArguments = None,
     namespace: Namespace = manifests.NAMESPACE,
     all_namespaces: AllNamespaces = False,
     selector: Selector = "",

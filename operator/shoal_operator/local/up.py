@@ -128,11 +128,13 @@ class Up:
         self._write_up(applied=not outcome.is_refused, errors=outcome.errors)
         return outcome
 
-    def _warn(self, about: Sequence[Manifest], reason: str, text: str) -> None:
+    def _warn(self, involved: Sequence[Manifest], reason: str, text: str) -> None:
         """Record a warning about those of the manifests that are stored; without any, about the
         QueueClusters."""
         stored = [
-            resource for manifest in about if (resource := self.api.objects.get(get_key(manifest)))
+            resource
+            for manifest in involved
+            if (resource := self.api.objects.get(get_key(manifest)))
         ]
         for manifest in stored or list(self.api.iterate("QueueCluster")):
             self.api.warn(manifest, reason, text)

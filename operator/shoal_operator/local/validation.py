@@ -314,15 +314,17 @@ def _check_rules(value: Any, old: Any, schema: Manifest, path: str) -> Iterator[
     if isinstance(value, dict):
         others = schema.get("additionalProperties")
         for name, item in value.items():
-            of = schema.get("properties", {}).get(name, others if isinstance(others, dict) else {})
+            item_schema = schema.get("properties", {}).get(
+                name, others if isinstance(others, dict) else {}
+            )
             before = old.get(name) if isinstance(old, dict) else None
-            inner = f"{path}[{name}]" if of is others else f"{path}.{name}".lstrip(".")
-            yield from _check_rules(item, before, of, inner)
+            inner = f"{path}[{name}]" if item_schema is others else f"{path}.{name}".lstrip(".")
+            yield from _check_rules(item, before, item_schema, inner)
     elif isinstance(value, list):
-        of, keys = schema.get("items", {}), schema.get("x-kubernetes-list-map-keys")
+        item_schema, keys = schema.get("items", {}), schema.get("x-kubernetes-list-map-keys")
         for number, item in enumerate(value):
             before = _find_item(old, item, keys) if keys and isinstance(old, list) else None
-            yield from _check_rules(item, before, of, f"{path}[{number}]")
+            yield from _check_rules(item, before, item_schema, f"{path}[{number}]")
 
 
 def _find_item(old: list[Any], item: Manifest, keys: Sequence[str]) -> Manifest | None:

@@ -185,8 +185,8 @@ def _iterate_environments(spec: ClusterSpec) -> Iterator[tuple[str, PodVariable]
     """Yield the variables of all pod templates, each with the path of its list."""
     templates: dict[str, ClusterSpec | NodePoolSettings] = {"spec": spec}
     templates |= {f"spec.nodePools[{pool['name']}]": pool for pool in spec.get("nodePools", [])}
-    for path, of in templates.items():
-        for entry in of.get("template", {}).get("pod", {}).get("env", []):
+    for path, section in templates.items():
+        for entry in section.get("template", {}).get("pod", {}).get("env", []):
             yield f"{path}.template.pod.env", entry
 
 

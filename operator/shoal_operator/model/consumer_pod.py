@@ -40,32 +40,32 @@ class PodContext(NamedTuple):
 
 
 def build_template(
-    consumer: ShareConsumer, user_template: Mapping[str, Any], about: PodContext
+    consumer: ShareConsumer, user_template: Mapping[str, Any], context: PodContext
 ) -> Manifest:
     """Return the pod template `user_template`, with the group in the environment of its
     containers."""
-    labels = names.build_consumer_labels(consumer["metadata"]["name"], about.cluster)
+    labels = names.build_consumer_labels(consumer["metadata"]["name"], context.cluster)
     pod_template: Manifest = copy.deepcopy(dict(user_template))
     pod_meta = pod_template.setdefault("metadata", {})
     pod_meta["labels"] = {**pod_meta.get("labels", {}), **labels}
     variables = [
-        {"name": "SHOAL_BOOTSTRAP_SERVERS", "value": about.bootstrap_servers},
-        {"name": "SHOAL_GROUP_ID", "value": about.group_id},
-        {"name": "SHOAL_TOPICS", "value": ",".join(about.topics)},
+        {"name": "SHOAL_BOOTSTRAP_SERVERS", "value": context.bootstrap_servers},
+        {"name": "SHOAL_GROUP_ID", "value": context.group_id},
+        {"name": "SHOAL_TOPICS", "value": ",".join(context.topics)},
     ]
     _restrict(pod_template["spec"])
     for container in pod_template["spec"]["containers"]:
         container.setdefault("resources", copy.deepcopy(RESOURCES))
         container["env"] = names.merge_environment(variables, container.get("env", []))
         if not container.get("image"):
-            container["image"] = about.default_image
-            container.setdefault("imagePullPolicy", about.pull_policy)
-    if about.user_secret:
-        _mount(pod_template["spec"], users.make_mounted_secret(about.user_secret))
-    if about.rack_key:
-        notes = {**pod_meta.get("annotations", {}), names.RACK_KEY: about.rack_key}
+            container["image"] = context.default_image
+            container.setdefault("imagePullPolicy", context.pull_policy)
+    if context.user_secret:
+        _mount(pod_template["spec"], users.make_mounted_secret(context.user_secret))
+    if context.rack_key:
+        notes = {**pod_meta.get("annotations", {}), names.RACK_KEY: context.rack_key}
         pod_meta["annotations"] = notes
-        _add_rack(pod_template["spec"], about.default_image, about.pull_policy)
+        _add_rack(pod_template["spec"], context.default_image, context.pull_policy)
     return pod_template
 
 

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from shoal_operator.model.resources.share_consumer import ShareConsumer
 
 
-def build_manifest(consumer: ShareConsumer, about: PodContext, replicas: int) -> Manifest:
+def build_manifest(consumer: ShareConsumer, context: PodContext, replicas: int) -> Manifest:
     """Return a Deployment of `replicas` consumers, with the group in their environment.
 
     Kueue admits each pod by itself, so the pods have its labels, too.
     """
     meta, pod_template = consumer["metadata"], consumer["spec"]["deployment"]["template"]
     of_kueue = kueue.select_labels(consumer)
-    template = consumer_pod.build_template(consumer, pod_template, about)
+    template = consumer_pod.build_template(consumer, pod_template, context)
     template["metadata"]["labels"] |= of_kueue
-    labels = of_kueue | names.build_consumer_labels(meta["name"], about.cluster)
+    labels = of_kueue | names.build_consumer_labels(meta["name"], context.cluster)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

@@ -25,10 +25,10 @@ class SortedJobs(NamedTuple):
     failed: Sequence[Manifest]
 
 
-def build_manifest(consumer: ShareConsumer, about: PodContext) -> Manifest:
+def build_manifest(consumer: ShareConsumer, context: PodContext) -> Manifest:
     """Return a new Job, which the API server names."""
     meta, settings = consumer["metadata"], consumer["spec"]["job"]
-    template = consumer_pod.build_template(consumer, settings["template"], about)
+    template = consumer_pod.build_template(consumer, settings["template"], context)
     template["spec"].setdefault("restartPolicy", "Never")
     for container in template["spec"]["containers"]:
         # The cause of a failure goes into the pod's status and from there into our condition.
@@ -43,7 +43,7 @@ def build_manifest(consumer: ShareConsumer, about: PodContext) -> Manifest:
             "generateName": f"{meta['name']}-",
             "namespace": meta["namespace"],
             "labels": kueue.select_labels(consumer)
-            | names.build_consumer_labels(meta["name"], about.cluster),
+            | names.build_consumer_labels(meta["name"], context.cluster),
             "ownerReferences": [names.build_owner_reference(consumer)],
         },
         "spec": spec,

@@ -179,9 +179,9 @@ class _Layout:
         if target in replicas or name not in self.movable:
             return False
         other_brokers = [broker for broker in replicas if broker != source]
-        for of in (pod_layout.get_pod, self.rack_of):
-            used = [of(broker) for broker in other_brokers]
-            if of(target) in used and of(source) not in used:
+        for place_of in (pod_layout.get_pod, self.rack_of):
+            used = [place_of(broker) for broker in other_brokers]
+            if place_of(target) in used and place_of(source) not in used:
                 return False
         return True
 
@@ -217,31 +217,35 @@ def _get_topic(name: str) -> str:
 # Step 1: pods and racks.
 
 
-def _spread(layout: _Layout, of: Callable[[int], Hashable]) -> None:
+def _spread(layout: _Layout, place_of: Callable[[int], Hashable]) -> None:
     """Move replicas that share a pod or a rack to one that their partition does not use."""
-    places = {place for broker in layout.on if (place := of(broker)) is not None}
+    places = {place for broker in layout.on if (place := place_of(broker)) is not None}
     for name, replicas in layout.replicas.items():
         places_needed = min(len(places), len(replicas))
-        while len({of(broker) for broker in replicas} - {None}) < places_needed:
-            pair = _find_spreading_move(layout, name, of)
+        while len({place_of(broker) for broker in replicas} - {None}) < places_needed:
+            pair = _find_spreading_move(layout, name, place_of)
             if pair is None:
                 break
             layout.move(name, *pair)
 
 
 def _find_spreading_move(
-    layout: _Layout, name: str, of: Callable[[int], Hashable]
+    layout: _Layout, name: str, place_of: Callable[[int], Hashable]
 ) -> tuple[int, int] | None:
     """Return a broker whose place another replica has, and one in a place without a replica."""
     replicas = layout.replicas[name]
-    used = Counter(map(of, replicas))
+    used = Counter(map(place_of, replicas))
     # The preferred leader stays if another replica can move.
     crowded = [
-        b for b in reversed(replicas) if b in layout.on and (used[of(b)] > 1 or of(b) is None)
+        b
+        for b in reversed(replicas)
+        if b in layout.on and (used[place_of(b)] > 1 or place_of(b) is None)
     ]
     for source in sorted(crowded[:-1], key=lambda b: -layout.count(b)) + crowded[-1:]:
-        targets = [b for b in layout.iterate_targets(name, source) if of(b) not in used]
-        targets = [b for b in targets if of(b) is not None and layout.may_replace(name, source, b)]
+        targets = [b for b in layout.iterate_targets(name, source) if place_of(b) not in used]
+        targets = [
+            b for b in targets if place_of(b) is not None and layout.may_replace(name, source, b)
+        ]
         if targets:
             return source, min(targets, key=lambda b: _get_fullness(layout, b))
     return None

@@ -595,9 +595,9 @@ class GroupConsumer:
         failures = []
         for partition, part in message_fields.iterate_partitions(answer.topics):
             detail = getattr(part, "individual_commit", None)
-            about = getattr(detail, "error_message", None)
+            message = getattr(detail, "error_message", None)
             error = message_fields.parse_error(
-                part, about or f"offset of {partition} in group {group!r}"
+                part, message or f"offset of {partition} in group {group!r}"
             )
             if error is not None:
                 failures.append(error)

@@ -608,9 +608,9 @@ class SharedPartitions:
         repeated = False
         for partition, part in message_fields.iterate_partitions(answer.topics):
             detail = getattr(part, "individual_commit", None)
-            about = getattr(detail, "error_message", None)
+            message = getattr(detail, "error_message", None)
             error = message_fields.parse_error(
-                part, about or f"offset of {partition} in group {group!r}"
+                part, message or f"offset of {partition} in group {group!r}"
             )
             if error is None:
                 self._crowded.discard(partition)

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
-def parse_error(entry: Any, about: str) -> KafkaError | None:
-    """Return the error of an entry of a response; `about` is the message if it has none."""
+def parse_error(entry: Any, default_message: str) -> KafkaError | None:
+    """Return the error of an entry of a response, with this message if it has none."""
     if not entry.error_code:
         return None
-    return KafkaError(entry.error_code, getattr(entry, "error_message", None) or about)
+    return KafkaError(entry.error_code, getattr(entry, "error_message", None) or default_message)
 
 
 def group_by_topic(

@@ -573,9 +573,9 @@ class TransactionalProducer(Producer):
                 raise
             for partition, part in message_fields.iterate_partitions(answer.topics):
                 detail = getattr(part, "individual_commit", None)
-                about = getattr(detail, "error_message", None)
-                about = about or f"offset of {partition} in group {group.group!r}"
-                error = message_fields.parse_error(part, about)
+                message = getattr(detail, "error_message", None)
+                message = message or f"offset of {partition} in group {group.group!r}"
+                error = message_fields.parse_error(part, message)
                 if error is not None:
                     if error.code in STALE_COORDINATOR:
                         self.cluster.forget_coordinator(group.group)
