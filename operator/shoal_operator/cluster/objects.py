@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator.brokers import pods
 from shoal_operator.brokers.diagnostics import Diagnosis
@@ -14,7 +14,7 @@ from shoal_operator.model import listeners, names, node_pools, storage
 from shoal_operator.model.quantities import parse_size_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shoal_operator.cluster.observation import ClusterObserver
     from shoal_operator.kube.store import Store
@@ -145,7 +145,8 @@ class ClusterObjects:
 
         `templates` are the claim templates, whose labels and annotations new claims have.
         """
-        metadata = model.build_claim_metadata(node_pools.make_view(cluster, pool), pool)
+        view = node_pools.make_view(cluster, pool)
+        metadata: Mapping[str, Any] = model.build_claim_metadata(view, pool)
         for claim in self._observer.list_claims(cluster, pool):
             identity = {key: claim["metadata"][key] for key in ("name", "namespace")}
             want = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from shoal_operator.model import (
     broker_config,
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from shoal_operator.model.kubernetes import (
         Container,
         EnvVar,
+        PodSecurityContext,
+        PodSpec,
+        PodTemplateSpec,
         Probe,
         SecretVolume,
+        TopologySpreadConstraint,
         Volume,
         VolumeMount,
     )
@@ -94,7 +98,7 @@ def build_template(
     pool: node_pools.NodePool,
     openshift: bool,
     restores: bool = False,
-) -> Manifest:
+) -> PodTemplateSpec:
     """Return the template of a pool's pods. `cluster` is the pool's view.
 
     `pull_policy` belongs to `default_image`. With `openshift`, the platform assigns user, group and
@@ -114,7 +118,7 @@ def build_template(
         *storage.build_volumes(cluster),
         *_build_secret_volumes(cluster, has_store=has_store),
     ]
-    pod: Manifest = {
+    pod: PodSpec = {
         "serviceAccountName": names.format_stateful_set(name),
         "automountServiceAccountToken": False,
         # The variable SHOAL_…_PORT of a Service named shoal-… would be read as a broker config.
@@ -139,18 +143,21 @@ def build_template(
     if spec.get("imagePullSecrets"):
         pod["imagePullSecrets"] = spec["imagePullSecrets"]
     labels = {**over.get("labels", {}), **names.build_labels(name), **node_pools.build_labels(pool)}
-    template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
+    template: PodTemplateSpec = {
+        "metadata": {"labels": labels, "annotations": annotations},
+        "spec": pod,
+    }
     annotations[names.TEMPLATE] = _compute_digest(template)
     return template
 
 
-def _compute_digest(template: Manifest) -> str:
+def _compute_digest(template: PodTemplateSpec) -> str:
     """Return the digest of a pod template without the amounts of CPU and memory.
 
     Whether there is a request or a limit counts, because no running pod gains or loses one. The
     init container of racks has the brokers' resources, and has ended.
     """
-    stripped = copy.deepcopy(template)
+    stripped = cast("Manifest", copy.deepcopy(template))
     spec = stripped["spec"]
     ended = [c for c in spec.get("initContainers", []) if c["name"] == rack.CONTAINER]
     for container in [*spec["containers"], *ended]:
@@ -192,15 +199,22 @@ def _build_secret_volumes(cluster: QueueCluster, *, has_store: bool) -> list[Vol
     return out
 
 
-def _build_security_context(*, openshift: bool) -> Manifest:
-    common: Manifest = {"runAsNonRoot": True, "fsGroupChangePolicy": "OnRootMismatch"}
+def _build_security_context(*, openshift: bool) -> PodSecurityContext:
+    common: PodSecurityContext = {"runAsNonRoot": True, "fsGroupChangePolicy": "OnRootMismatch"}
     if openshift:
         return common
-    ids = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), USER_ID)
-    return {**common, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {
+        **common,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
-def _build_spread_constraints(cluster: QueueCluster, pool: node_pools.NodePool) -> list[Manifest]:
+def _build_spread_constraints(
+    cluster: QueueCluster, pool: node_pools.NodePool
+) -> list[TopologySpreadConstraint]:
     selector = names.build_selector(cluster["metadata"]["name"]) | node_pools.build_labels(pool)
     keys = ["kubernetes.io/hostname", ZONE]
     key = rack.get_topology_key(cluster)

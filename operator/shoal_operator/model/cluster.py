@@ -24,7 +24,16 @@ from shoal_operator.model import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal_operator.model.kubernetes import PolicyPort
+    from shoal_operator.model.kubernetes import (
+        ClaimMetadata,
+        DisruptionBudgetSpec,
+        IngressRule,
+        NetworkPolicySpec,
+        PodTemplateSpec,
+        PolicyPeer,
+        PolicyPort,
+        StatefulSetSpec,
+    )
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.queue_cluster import QueueCluster
 
@@ -149,14 +158,16 @@ def _with_metadata(manifest: Manifest, over: Mapping[str, Any]) -> Manifest:
 
 def _build_disruption_budget(cluster: QueueCluster) -> Manifest:
     name = cluster["metadata"]["name"]
-    body = {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": names.build_selector(name)}}}
-    return _build_object(
-        cluster, "policy/v1", "PodDisruptionBudget", names.format_stateful_set(name), body
-    )
+    spec: DisruptionBudgetSpec = {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": names.build_selector(name)},
+    }
+    object_name = names.format_stateful_set(name)
+    return _build_object(cluster, "policy/v1", "PodDisruptionBudget", object_name, {"spec": spec})
 
 
 def _build_network_policy(cluster: QueueCluster, operator_namespace: str) -> Manifest:
-    name, spec = cluster["metadata"]["name"], cluster["spec"]
+    name, cluster_spec = cluster["metadata"]["name"], cluster["spec"]
     slots = range(pod_layout.get_brokers_per_pod(cluster))
 
     def build_ports(*base_ports: int) -> list[PolicyPort]:
@@ -166,78 +177,73 @@ def _build_network_policy(cluster: QueueCluster, operator_namespace: str) -> Man
             for p in base_ports
         ]
 
-    brokers = [{"podSelector": {"matchLabels": names.build_selector(name)}}]
-    namespace_selector = (
-        {"matchLabels": {NAMESPACE: operator_namespace}} if operator_namespace else {}
-    )
-    operator = {
-        "namespaceSelector": namespace_selector,
+    brokers: list[PolicyPeer] = [{"podSelector": {"matchLabels": names.build_selector(name)}}]
+    operator: PolicyPeer = {
+        "namespaceSelector": (
+            {"matchLabels": {NAMESPACE: operator_namespace}} if operator_namespace else {}
+        ),
         "podSelector": {"matchLabels": names.OPERATOR_LABELS},
     }
     client_ports = [n["port"] for n in security.get_user_listeners(cluster)]
-    clients: Manifest = {"ports": build_ports(*client_ports)}
-    scrape: Manifest = {"ports": build_ports(spec["metrics"]["port"])}
-    peers = spec.get("networkPolicy", {})
+    clients: IngressRule = {"ports": build_ports(*client_ports)}
+    scrape: IngressRule = {"ports": build_ports(cluster_spec["metrics"]["port"])}
+    peers = cluster_spec.get("networkPolicy", {})
     if peers.get("from"):
         clients["from"] = [*peers["from"], *brokers]
     if peers.get("metricsFrom"):
         # The kubelet's probes need no rule: a pod's own node always reaches it.
         scrape["from"] = [*peers["metricsFrom"], *brokers, operator]
-    quorum: Manifest = {
+    quorum: IngressRule = {
         "ports": [
             {"port": n.port, "protocol": "TCP"} for n in security.get_controller_listeners(cluster)
         ],
         # The operator sets the log levels of controllers that no client reaches.
         "from": [*brokers, operator] if node_pools.find_controller_pool(cluster) else brokers,
     }
-    ingress: list[Manifest] = [clients, scrape, quorum]
+    ingress: list[IngressRule] = [clients, scrape, quorum]
     if security.has_internal_tls(cluster):
         ingress.append(
             {"ports": build_ports(security.REPLICATION_PORT), "from": [*brokers, operator]}
         )
-    body = {
-        "spec": {
-            "podSelector": {"matchLabels": names.build_selector(name)},
-            "policyTypes": ["Ingress"],
-            "ingress": ingress,
-        }
+    spec: NetworkPolicySpec = {
+        "podSelector": {"matchLabels": names.build_selector(name)},
+        "policyTypes": ["Ingress"],
+        "ingress": ingress,
     }
-    return _build_object(
-        cluster, "networking.k8s.io/v1", "NetworkPolicy", names.format_stateful_set(name), body
-    )
+    api, object_name = "networking.k8s.io/v1", names.format_stateful_set(name)
+    return _build_object(cluster, api, "NetworkPolicy", object_name, {"spec": spec})
 
 
-def build_claim_metadata(cluster: QueueCluster, pool: node_pools.NodePool) -> Manifest:
+def build_claim_metadata(cluster: QueueCluster, pool: node_pools.NodePool) -> ClaimMetadata:
     """Return the labels and annotations of a pool's volume claims. `cluster` is its view."""
     labels = names.build_labels(cluster["metadata"]["name"]) | node_pools.build_labels(pool)
     own = {"metadata": {"labels": labels}}
     over = cluster["spec"].get("template", {}).get("persistentVolumeClaim", {})
-    return dict(_with_metadata(own, over)["metadata"])
+    metadata: ClaimMetadata = _with_metadata(own, over)["metadata"]
+    return metadata
 
 
 def _build_stateful_set(
-    cluster: QueueCluster, pool: node_pools.NodePool, template: Manifest
+    cluster: QueueCluster, pool: node_pools.NodePool, template: PodTemplateSpec
 ) -> Manifest:
     """Return the StatefulSet of a pool. `cluster` is its view."""
-    name, spec = cluster["metadata"]["name"], cluster["spec"]
-    keep = spec["storage"].get("deletionPolicy", "Retain")
-    body = {
-        "spec": {
-            "replicas": pool.replicas,
-            "serviceName": names.format_headless_service(name),
-            "podManagementPolicy": "Parallel",
-            "updateStrategy": {"type": "OnDelete"},
-            "selector": {"matchLabels": names.build_selector(name) | node_pools.build_labels(pool)},
-            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": keep, "whenScaled": "Retain"},
-            "template": template,
-        }
+    name = cluster["metadata"]["name"]
+    keep = cluster["spec"]["storage"].get("deletionPolicy", "Retain")
+    spec: StatefulSetSpec = {
+        "replicas": pool.replicas,
+        "serviceName": names.format_headless_service(name),
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},
+        "selector": {"matchLabels": names.build_selector(name) | node_pools.build_labels(pool)},
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": keep, "whenScaled": "Retain"},
+        "template": template,
     }
     if claims := storage.build_claim_templates(cluster, build_claim_metadata(cluster, pool)):
-        body["spec"]["volumeClaimTemplates"] = claims
+        spec["volumeClaimTemplates"] = claims
     if pool.name:
         # The numbers of the pods are the ids of their brokers.
-        body["spec"]["ordinals"] = {"start": pool.first_id}
-    manifest = _build_object(cluster, "apps/v1", "StatefulSet", pool.stateful_set, body)
+        spec["ordinals"] = {"start": pool.first_id}
+    manifest = _build_object(cluster, "apps/v1", "StatefulSet", pool.stateful_set, {"spec": spec})
     manifest["metadata"]["labels"] |= node_pools.build_labels(pool)
     annotations = {}
     if security.has_internal_tls(cluster):

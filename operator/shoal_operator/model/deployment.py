@@ -8,6 +8,7 @@ from shoal_operator.model import consumer_pod, kueue, names
 
 if TYPE_CHECKING:
     from shoal_operator.model.consumer_pod import PodContext
+    from shoal_operator.model.kubernetes import DeploymentSpec
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.resources.share_consumer import ShareConsumer
 
@@ -22,13 +23,14 @@ def build_manifest(consumer: ShareConsumer, context: PodContext, replicas: int) 
     template = consumer_pod.build_template(consumer, pod_template, context)
     template["metadata"]["labels"] |= of_kueue
     labels = of_kueue | names.build_consumer_labels(meta["name"], context.cluster)
+    spec: DeploymentSpec = {
+        "replicas": replicas,
+        "selector": {"matchLabels": consumer_pod.build_selector(meta["name"])},
+        "template": template,
+    }
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": names.build_metadata(consumer, meta["name"], labels),
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": consumer_pod.build_selector(meta["name"])},
-            "template": template,
-        },
+        "spec": spec,
     }

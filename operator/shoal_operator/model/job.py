@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shoal_operator.model.consumer_pod import PodContext
+    from shoal_operator.model.kubernetes import JobSpec
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.resources.share_consumer import ShareConsumer
 
@@ -33,7 +34,7 @@ def build_manifest(consumer: ShareConsumer, context: PodContext) -> Manifest:
     for container in template["spec"]["containers"]:
         # The cause of a failure goes into the pod's status and from there into our condition.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    spec: Manifest = {"backoffLimit": settings.get("backoffLimit", 0), "template": template}
+    spec: JobSpec = {"backoffLimit": settings.get("backoffLimit", 0), "template": template}
     if "activeDeadlineSeconds" in settings:
         spec["activeDeadlineSeconds"] = settings["activeDeadlineSeconds"]
     return {

@@ -1,7 +1,8 @@
-"""The types of the parts that manifests repeat: metadata, containers, volumes, ports. Pure.
+"""The types of the manifests' bodies and of their parts, from a StatefulSet to a port. Pure.
 
 They exist for mypy alone, which refuses a field that is not here, and have the fields that the
-operator writes. A part that a user adds keeps the type of its definition (`model/resources`).
+operator writes. A part that a user adds keeps the type of its definition (`model/resources`), and a
+part without one is a `Manifest`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal_operator.model.names import Manifest
     from shoal_operator.model.resources import queue_cluster as definition
 
 
@@ -34,6 +38,12 @@ class AddedMetadata(TypedDict):
 
     labels: dict[str, str]
     annotations: dict[str, str]
+
+
+class LabelSelector(TypedDict):
+    """Selects by labels; all objects without any."""
+
+    matchLabels: NotRequired[dict[str, str]]
 
 
 class FieldRef(TypedDict):
@@ -138,6 +148,148 @@ class Container(TypedDict):
     lifecycle: NotRequired[dict[str, Any]]
 
 
+class PodSecurityContext(TypedDict):
+    """The platform assigns the ids and the profile where they are absent."""
+
+    runAsNonRoot: bool
+    fsGroupChangePolicy: str
+    runAsUser: NotRequired[int]
+    runAsGroup: NotRequired[int]
+    fsGroup: NotRequired[int]
+    seccompProfile: NotRequired[SeccompProfile]
+
+
+class SeccompProfile(TypedDict):
+    type: str
+
+
+class TopologySpreadConstraint(TypedDict):
+    maxSkew: int
+    topologyKey: str
+    whenUnsatisfiable: str
+    labelSelector: LabelSelector
+
+
+class ReadinessGate(TypedDict):
+    conditionType: str
+
+
+class PodSpec(TypedDict):
+    """The spec of the pods of a StatefulSet, with what the user adds."""
+
+    serviceAccountName: str
+    automountServiceAccountToken: bool
+    enableServiceLinks: bool
+    terminationGracePeriodSeconds: int
+    securityContext: PodSecurityContext | Manifest
+    topologySpreadConstraints: Sequence[TopologySpreadConstraint | Manifest]
+    containers: Sequence[Container | definition.QueueClusterSpecTemplatePodContainers | Manifest]
+    volumes: list[Volume | definition.QueueClusterSpecTemplatePodVolumes]
+    initContainers: NotRequired[
+        Sequence[Manifest | definition.QueueClusterSpecTemplatePodInitContainers]
+    ]
+    imagePullSecrets: NotRequired[Sequence[definition.QueueClusterSpecImagePullSecrets]]
+    readinessGates: NotRequired[Sequence[ReadinessGate]]
+    nodeSelector: NotRequired[dict[str, str]]
+    affinity: NotRequired[Manifest]
+    tolerations: NotRequired[list[Manifest]]
+    priorityClassName: NotRequired[str]
+    schedulerName: NotRequired[str]
+    runtimeClassName: NotRequired[str]
+    hostAliases: NotRequired[list[Manifest]]
+    dnsPolicy: NotRequired[str]
+    dnsConfig: NotRequired[Manifest]
+
+
+class PodTemplateMetadata(TypedDict):
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+class PodTemplateSpec(TypedDict):
+    metadata: PodTemplateMetadata
+    spec: PodSpec
+
+
+class UpdateStrategy(TypedDict):
+    type: str
+
+
+class ClaimRetentionPolicy(TypedDict):
+    whenDeleted: str
+    whenScaled: str
+
+
+class ClaimRequests(TypedDict):
+    storage: str
+
+
+class ClaimResources(TypedDict):
+    requests: ClaimRequests
+
+
+class ClaimSpec(TypedDict):
+    """The spec of a PersistentVolumeClaim."""
+
+    accessModes: list[str]
+    resources: ClaimResources
+    storageClassName: NotRequired[str]
+    volumeAttributesClassName: NotRequired[str]
+
+
+class ClaimMetadata(TypedDict):
+    labels: dict[str, str]
+    annotations: NotRequired[dict[str, str]]
+
+
+class NamedClaimMetadata(ClaimMetadata):
+    name: str
+
+
+class ClaimTemplate(TypedDict):
+    """An entry of the `volumeClaimTemplates` of a StatefulSet."""
+
+    metadata: NamedClaimMetadata
+    spec: ClaimSpec
+
+
+class Ordinals(TypedDict):
+    start: int
+
+
+class StatefulSetSpec(TypedDict):
+    replicas: int
+    serviceName: str
+    podManagementPolicy: str
+    updateStrategy: UpdateStrategy
+    selector: LabelSelector
+    persistentVolumeClaimRetentionPolicy: ClaimRetentionPolicy
+    template: PodTemplateSpec
+    volumeClaimTemplates: NotRequired[list[ClaimTemplate]]
+    ordinals: NotRequired[Ordinals]
+
+
+class DeploymentSpec(TypedDict):
+    """Its template is the user's, with what the operator adds."""
+
+    replicas: int
+    selector: LabelSelector
+    template: Manifest
+
+
+class JobSpec(TypedDict):
+    """Its template is the user's, with what the operator adds."""
+
+    backoffLimit: int
+    template: Manifest
+    activeDeadlineSeconds: NotRequired[int]
+
+
+class DisruptionBudgetSpec(TypedDict):
+    maxUnavailable: int
+    selector: LabelSelector
+
+
 class ServicePort(TypedDict):
     name: str
     port: int
@@ -161,3 +313,23 @@ class PolicyPort(TypedDict):
 
     port: int
     protocol: str
+
+
+class PolicyPeer(TypedDict):
+    """Who may connect by a rule of a NetworkPolicy."""
+
+    podSelector: LabelSelector
+    namespaceSelector: NotRequired[LabelSelector]
+
+
+#: A rule of a NetworkPolicy. Without `from`, everybody may connect.
+IngressRule = TypedDict(
+    "IngressRule",
+    {"ports": "list[PolicyPort]", "from": "NotRequired[Sequence[PolicyPeer | Manifest]]"},
+)
+
+
+class NetworkPolicySpec(TypedDict):
+    podSelector: LabelSelector
+    policyTypes: list[str]
+    ingress: list[IngressRule]

@@ -24,6 +24,7 @@ from shoal_operator.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from shoal_operator.model.kubernetes import PodTemplateSpec
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.queue_cluster import QueueCluster, RestoreStatus
 
@@ -128,11 +129,15 @@ def get_restore_id(cluster: QueueCluster) -> str:
     return cluster.get("restoreId", "")
 
 
-def build_template(cluster: QueueCluster, nodes: Manifest, brokers: Sequence[int]) -> Manifest:
+def build_template(
+    cluster: QueueCluster, nodes: PodTemplateSpec, brokers: Sequence[int]
+) -> PodTemplateSpec:
     """Return the template of a pool's pods. `cluster` is its view, `nodes` the template of the pods
     that run its nodes, and `brokers` the ids of all brokers of the cluster."""
     meta, spec = nodes["metadata"], nodes["spec"]
-    main = [c for c in spec["containers"] if pod_layout.parse_container_slot(c["name"]) is not None]
+    main: list[Mapping[str, Any]] = [
+        c for c in spec["containers"] if pod_layout.parse_container_slot(c["name"]) is not None
+    ]
     own = cluster["spec"].get("template", {}).get("pod", {}).get("initContainers", [])
     restores = [
         _build_container(cluster, container, slot, brokers) for slot, container in enumerate(main)
@@ -154,7 +159,7 @@ def build_template(cluster: QueueCluster, nodes: Manifest, brokers: Sequence[int
 
 
 def _build_container(
-    cluster: QueueCluster, node: Manifest, slot: int, brokers: Sequence[int]
+    cluster: QueueCluster, node: Mapping[str, Any], slot: int, brokers: Sequence[int]
 ) -> Manifest:
     ids = ",".join(map(str, brokers))
     (config,) = [a for a in node["args"] if a.startswith(names.CONFIG_DIR)]

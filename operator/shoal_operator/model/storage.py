@@ -16,7 +16,7 @@ from shoal_operator.model.quantities import parse_size_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal_operator.model.kubernetes import Volume
+    from shoal_operator.model.kubernetes import ClaimMetadata, ClaimSpec, ClaimTemplate, Volume
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.queue_cluster import QueueCluster, Resources
 
@@ -64,19 +64,20 @@ def build_volumes(cluster: QueueCluster) -> list[Volume]:
     ]
 
 
-def build_claim_templates(cluster: QueueCluster, metadata: Manifest) -> list[Manifest]:
+def build_claim_templates(cluster: QueueCluster, metadata: ClaimMetadata) -> list[ClaimTemplate]:
     """Return the claim templates of a StatefulSet, none if its disks are emptyDirs. `cluster` is
     the pool's view, and `metadata` the claims' labels and annotations."""
     storage = cluster["spec"]["storage"]
     if is_ephemeral(cluster):
         return []
-    claim: Manifest = {
+    claim: ClaimSpec = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": storage["size"]}},
     }
-    for field in ("storageClassName", "volumeAttributesClassName"):
-        if storage.get(field):
-            claim[field] = storage[field]
+    if storage.get("storageClassName"):
+        claim["storageClassName"] = storage["storageClassName"]
+    if storage.get("volumeAttributesClassName"):
+        claim["volumeAttributesClassName"] = storage["volumeAttributesClassName"]
     return [
         {"metadata": {"name": pod_layout.format_volume(slot), **metadata}, "spec": claim}
         for slot in range(pod_layout.get_brokers_per_pod(cluster))
