@@ -104,7 +104,7 @@ class Nothing(BaseHTTPRequestHandler):
         pass
 
 
-def source() -> type:
+def make_source() -> type:
     """Return a streaming source in Python with three batches of one row."""
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
@@ -138,7 +138,7 @@ def source() -> type:
     return Source
 
 
-def job(kind: str) -> None:
+def run_job(kind: str) -> None:
     """Run the application: the work of a job's driver and executors."""
     from pyspark.sql import SparkSession
 
@@ -151,7 +151,7 @@ def job(kind: str) -> None:
             done.count()
             done.write.format("noop").mode("overwrite").save()
 
-        spark.dataSource.register(source())
+        spark.dataSource.register(make_source())
         with tempfile.TemporaryDirectory() as checkpoint:
             writer = spark.readStream.format("few").load().writeStream.foreachBatch(work)
             query = writer.option("checkpointLocation", checkpoint).start()
@@ -187,7 +187,7 @@ def submit(lists: str, master: str, confs: dict[str, str], *words: str) -> None:
         raise OSError(f"{words} at {master}:\n{done.stdout[-8000:]}")
 
 
-def jars() -> list[str]:
+def list_jars() -> list[str]:
     """Return Spark's jars in the order of the class path; its launcher puts slf4j's first."""
     paths = [str(path) for path in sorted((HOME / "jars").glob("*.jar"))]
     return sorted(paths, key=lambda path: not Path(path).name.startswith("slf4j-api"))
@@ -209,7 +209,7 @@ def main(archive: Path, path: Path) -> None:
         )
         names = Path(scratch, "all")
         names.write_text("".join(f"{line}\n" for line in lines))
-        path.write_text(":".join(jars()))
+        path.write_text(":".join(list_jars()))
         subprocess.run(
             [
                 "java",
@@ -238,4 +238,4 @@ if __name__ == "__main__":
                 Path(archive).unlink(missing_ok=True)
                 print(f"No archive of classes; JVMs start without it: {failed}", file=sys.stderr)
         case [kind]:
-            job(kind)
+            run_job(kind)

@@ -15,24 +15,24 @@ from pathlib import Path
 EXECUTOR = b"org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
-def executors() -> list[int]:
+def list_executors() -> list[int]:
     """Return the process ids of executors in this container.
 
     A node's processes include those of its pods, which have their own PID namespaces.
     """
-    pids, here = [], namespace("self")
+    pids, here = [], get_namespace("self")
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
         is_executor = EXECUTOR in words and Path(os.fsdecode(words[0])).name == "java"
-        if is_executor and namespace(path.parent.name) in ("", here):
+        if is_executor and get_namespace(path.parent.name) in ("", here):
             pids.append(int(path.parent.name))
     return pids
 
 
-def namespace(pid: str) -> str:
+def get_namespace(pid: str) -> str:
     """Return the PID namespace of a process; empty if it is unavailable."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
@@ -41,7 +41,7 @@ def namespace(pid: str) -> str:
 
 
 def main() -> int:
-    there = executors()
+    there = list_executors()
     for pid in there:
         os.kill(pid, signal.SIGPWR)
     pause = threading.Event()

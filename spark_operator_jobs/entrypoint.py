@@ -22,7 +22,7 @@ EXECUTOR_OPTIONS = {
 JAVA_OPTION = "SPARK_JAVA_OPT_"
 
 
-def driver(environment: dict[str, str], arguments: list[str]) -> list[str]:
+def build_driver_command(environment: dict[str, str], arguments: list[str]) -> list[str]:
     address = environment["SPARK_DRIVER_BIND_ADDRESS"]
     return [
         f"{environment['SPARK_HOME']}/bin/spark-submit",
@@ -36,7 +36,7 @@ def driver(environment: dict[str, str], arguments: list[str]) -> list[str]:
     ]
 
 
-def executor(environment: dict[str, str]) -> list[str]:
+def build_executor_command(environment: dict[str, str]) -> list[str]:
     numbers = sorted(
         int(name.removeprefix(JAVA_OPTION)) for name in environment if name.startswith(JAVA_OPTION)
     )
@@ -60,18 +60,18 @@ def executor(environment: dict[str, str]) -> list[str]:
     ]
 
 
-def command(environment: dict[str, str], arguments: list[str]) -> list[str]:
+def build_command(environment: dict[str, str], arguments: list[str]) -> list[str]:
     """Return the program for a container with these arguments and variables."""
     match arguments:
         case ["driver", *rest]:
-            return driver(environment, rest)
+            return build_driver_command(environment, rest)
         case ["executor", *_]:
-            return executor(environment)
+            return build_executor_command(environment)
         case []:
             sys.exit("Pass `driver`, `executor` or a program to run.")
     return arguments
 
 
 if __name__ == "__main__":
-    words = command(dict(os.environ), sys.argv[1:])
+    words = build_command(dict(os.environ), sys.argv[1:])
     os.execvp(words[0], words)

@@ -23,7 +23,7 @@ ARCHIVE, JARS = Path("/opt/spark/classes.jsa"), Path("/opt/spark/classes.path")
 LISTS = "SHOAL_CLASS_LISTS"
 
 
-def expanded(class_path: str, home: str, archived: list[str]) -> str | None:
+def expand_class_path(class_path: str, home: str, archived: list[str]) -> str | None:
     """Return the class path with the archive's jars first; None if that changes its meaning."""
     wildcard, entries = f"{home}/jars/*", [part for part in class_path.split(":") if part]
     if wildcard not in entries:
@@ -37,7 +37,7 @@ def expanded(class_path: str, home: str, archived: list[str]) -> str | None:
     return ":".join([*archived, *more, *before, *entries[position + 1 :]])
 
 
-def command(arguments: list[str], environment: dict[str, str]) -> list[str]:
+def build_command(arguments: list[str], environment: dict[str, str]) -> list[str]:
     """Return the command line of the real program."""
     if lists := environment.get(LISTS):
         return ["java", f"-XX:DumpLoadedClassList={lists}/{os.getpid()}.classes", *arguments]
@@ -46,7 +46,7 @@ def command(arguments: list[str], environment: dict[str, str]) -> list[str]:
         return ["java", *arguments]
     position = arguments.index(flags[0]) + 1
     archived = JARS.read_text().split(":")
-    class_path = expanded(arguments[position], environment.get("SPARK_HOME", ""), archived)
+    class_path = expand_class_path(arguments[position], environment.get("SPARK_HOME", ""), archived)
     if class_path is None:
         return ["java", *arguments]
     # The JVM silently ignores an unusable archive, because scripts read its output.
@@ -55,5 +55,5 @@ def command(arguments: list[str], environment: dict[str, str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    words = command(sys.argv[1:], dict(os.environ))
+    words = build_command(sys.argv[1:], dict(os.environ))
     os.execvp(words[0], words)

@@ -71,13 +71,13 @@ def announce(cluster: Cluster, console: Console) -> None:
     )
 
 
-def run(pipeline: Pipeline, given: argparse.Namespace, console: Console) -> PipelineWatch:
+def run(pipeline: Pipeline, args: argparse.Namespace, console: Console) -> PipelineWatch:
     """Produce tasks and observe until all are done and no executor is left."""
-    watch = PipelineWatch(given.images, given.images // BROKEN_EVERY, PARTITIONS)
+    watch = PipelineWatch(args.images, args.images // BROKEN_EVERY, PARTITIONS)
     with pipeline.watched(), Live(console=console, refresh_per_second=4) as live:
-        pipeline.feed(given.images)
+        pipeline.feed(args.images)
         began = asked = time.monotonic()
-        while time.monotonic() - began < given.timeout:
+        while time.monotonic() - began < args.timeout:
             watch.samples.append(pipeline.sample(watch, began))
             live.update(build_view(watch))
             if watch.is_settled and not watch.last.workers and not watch.last.wanted:
@@ -91,10 +91,10 @@ def run(pipeline: Pipeline, given: argparse.Namespace, console: Console) -> Pipe
 
 
 def report(
-    watch: PipelineWatch, pipeline: Pipeline, given: argparse.Namespace, console: Console
+    watch: PipelineWatch, pipeline: Pipeline, args: argparse.Namespace, console: Console
 ) -> int:
     """Print the counts and further links; return the exit code."""
-    draw_picture(watch, given.picture)
+    draw_picture(watch, args.picture)
     last, good = watch.last, watch.fed - watch.broken
     distinct = pipeline.distinct(RESULTS)
     dead = pipeline.distinct(DEAD_LETTERS)
@@ -107,7 +107,7 @@ def report(
         "executors at most": f"{watch.most_workers} on {PARTITIONS} partitions",
         "throughput at most": f"{max(watch.compute_throughput(), default=0):.0f} a second",
         "seconds in all": f"{last.at_s:.0f}",
-        "picture": f"{given.picture}",
+        "picture": f"{args.picture}",
     }
     console.print()
     console.rule("report")
@@ -141,8 +141,8 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, default=Path("shoal-demo.png"))
     own = "use the cluster of kubectl's current context: CRDs, operators and a namespace stay there"
     parser.add_argument("--use-current-context", action="store_true", help=own)
-    given = parser.parse_args()
-    if given.use_current_context:
+    args = parser.parse_args()
+    if args.use_current_context:
         os.environ["SHOAL_CLUSTER"] = "current-context"
     console = Console()
     try:
@@ -151,8 +151,8 @@ def main() -> int:
         pipeline.set_up(console)
         with pipeline.console_page() as address:
             console.print(f"The console is at {address} while the demo runs.", highlight=False)
-            watch = run(pipeline, given, console)
-        return report(watch, pipeline, given, console)
+            watch = run(pipeline, args, console)
+        return report(watch, pipeline, args, console)
     except (ClusterError, OSError, subprocess.SubprocessError) as error:
         console.print(f"[red]The demo stopped: {error}")
         return 1

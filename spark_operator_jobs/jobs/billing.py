@@ -41,7 +41,7 @@ LINES_MAX = 40
 ESCAPED, ESCAPE = re.compile(r"([()\\])"), r"\\\1"
 
 
-def invoice(row: dict[str, Any], lines_max: int = LINES_MAX) -> dict[str, Any]:
+def make_invoice(row: dict[str, Any], lines_max: int = LINES_MAX) -> dict[str, Any]:
     """Return the invoice for one record. Raises an error if it is not a valid order."""
     order = json.loads(row["value"] or b"")
     lines = order["lines"]
@@ -56,26 +56,26 @@ def invoice(row: dict[str, Any], lines_max: int = LINES_MAX) -> dict[str, Any]:
         f"for {order['account']}, {order['order']}",
         "",
         *(
-            f"{line['quantity']:>3} x {line['wine']:<40} {euros(line['price_cents'])}"
+            f"{line['quantity']:>3} x {line['wine']:<40} {format_euros(line['price_cents'])}"
             for line in lines
         ),
         "",
-        f"Total {euros(total)}",
+        f"Total {format_euros(total)}",
     ]
     return {
         "order_id": order["order"],
         "number": number,
         "account": order["account"],
         "total_cents": total,
-        "pdf": pdf(text),
+        "pdf": write_pdf(text),
     }
 
 
-def euros(cents: int) -> str:
+def format_euros(cents: int) -> str:
     return f"{cents // 100:>8,}.{cents % 100:02d} EUR"
 
 
-def pdf(lines: Sequence[str]) -> bytes:
+def write_pdf(lines: Sequence[str]) -> bytes:
     """Return a page of text in a fixed font (PDF 1.4, ISO 32000-1); only Latin-1 can be shown."""
     shown = "".join(f"({ESCAPED.sub(ESCAPE, line)}) Tj T*\n" for line in lines)
     text = f"BT /F1 11 Tf {LEADING} TL {LEFT} {TOP} Td\n{shown}ET".encode("latin-1", "replace")
@@ -111,9 +111,9 @@ def register(path: str, batch: int, invoices: Iterable[Any]) -> int:
         return registry.total_changes - before
 
 
-def sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+def make_sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that handles each micro-batch."""
-    options, bill = arguments.build_options(args), partial(invoice, lines_max=args.lines_max)
+    options, bill = arguments.build_options(args), partial(make_invoice, lines_max=args.lines_max)
 
     def write(batch: DataFrame, number: int) -> None:
         rows = batch.select("topic", "partition", "offset", "value")
@@ -141,7 +141,7 @@ def main() -> None:
         parser.error(f"--lines-max is {args.lines_max}; a page has room for 1 to {LINES_MAX}")
     spark = SparkSession.builder.appName("billing").getOrCreate()
     shoal_spark.register(spark)
-    writer = arguments.load(spark, args).writeStream.foreachBatch(sink(args))
+    writer = arguments.load(spark, args).writeStream.foreachBatch(make_sink(args))
     arguments.configure_writer(writer, args).start().awaitTermination()
     spark.stop()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from feeding import Task, arguments, broken, run
+from feeding import Task, break_every_nth, build_parser, run
 from PIL import Image, ImageOps
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ COLORS = {"black": "#0b1d3a", "mid": "#e0662f", "white": "#ffe8a8"}
 ITERATIONS = 100
 
 
-def pictures(size: int, count: int) -> Iterator[tuple[str, bytes]]:
+def draw_pictures(size: int, count: int) -> Iterator[tuple[str, bytes]]:
     """Yield `count` different JPEGs of `size` pixels square: name and bytes."""
     for number in range(count):
         zoom, place = divmod(number, len(PLACES))
@@ -51,21 +51,21 @@ def pictures(size: int, count: int) -> Iterator[tuple[str, bytes]]:
         yield name, out.getvalue()
 
 
-def tasks(count: int, size: int, name_of_all: str = "image") -> Iterator[Task]:
+def make_tasks(count: int, size: int, name_of_all: str = "image") -> Iterator[Task]:
     """Yield `count` pictures with unique names; the header has the place's name."""
-    made = list(pictures(size, min(count, PICTURES)))
+    made = list(draw_pictures(size, min(count, PICTURES)))
     for number in range(count):
         name, data = made[number % len(made)]
         yield Task(f"{name_of_all}-{number:06d}", data, (("picture", name.encode()),))
 
 
 def main() -> None:
-    parser = arguments(__doc__, topic="images", count=2000, broken_every=100)
+    parser = build_parser(__doc__, topic="images", count=2000, broken_every=100)
     parser.add_argument("--size", type=int, default=256, help="pixels of an image's side")
     parser.add_argument("--name", default="image", help="prefix of the tasks' keys")
     args = parser.parse_args()
-    made = tasks(args.count, args.size, args.name)
-    run(args, broken(made, args.broken_every, part=3), "image tasks")
+    made = make_tasks(args.count, args.size, args.name)
+    run(args, break_every_nth(made, args.broken_every, part=3), "image tasks")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from feeding import Task, arguments, broken, run
+from feeding import Task, break_every_nth, build_parser, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Wine(NamedTuple):
     price_cents: int
 
 
-def stock() -> list[Wine]:
+def make_stock() -> list[Wine]:
     """Return the wines, named by cultivar and row; more proline means a higher price."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
@@ -45,9 +45,9 @@ def stock() -> list[Wine]:
     ]
 
 
-def orders(count: int, accounts: int, seed: int) -> Iterator[Task]:
+def make_orders(count: int, accounts: int, seed: int) -> Iterator[Task]:
     """Yield orders as JSON by account; the same ones for the same seed."""
-    wines, choose = stock(), random.Random(seed)
+    wines, choose = make_stock(), random.Random(seed)
     for number in range(count):
         account = choose.randrange(accounts)
         stolen = account % TAKEN_OVER == TAKEN_OVER - 1 and number > count // 4
@@ -70,12 +70,12 @@ def orders(count: int, accounts: int, seed: int) -> Iterator[Task]:
 
 
 def main() -> None:
-    parser = arguments(__doc__, topic="orders", count=5000, broken_every=200)
+    parser = build_parser(__doc__, topic="orders", count=5000, broken_every=200)
     parser.add_argument("--accounts", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    made = orders(args.count, args.accounts, args.seed)
-    run(args, broken(made, args.broken_every, part=2), "orders")
+    made = make_orders(args.count, args.accounts, args.seed)
+    run(args, break_every_nth(made, args.broken_every, part=2), "orders")
 
 
 if __name__ == "__main__":

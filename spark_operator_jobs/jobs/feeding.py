@@ -31,7 +31,7 @@ class Task(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-def arguments(
+def build_parser(
     doc: str | None, *, topic: str, count: int, broken_every: int
 ) -> argparse.ArgumentParser:
     """Return a parser of the common arguments; the caller adds the others."""
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, tasks: Iterable[Task], what: str) -> None:
         sys.exit(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}: {error}")
 
 
-def broken(tasks: Iterable[Task], every: int, part: int) -> Iterator[Task]:
+def break_every_nth(tasks: Iterable[Task], every: int, part: int) -> Iterator[Task]:
     """Truncate the value of each `every`th task after one `part`th."""
     for number, task in enumerate(tasks):
         if every and number % every == every - 1:

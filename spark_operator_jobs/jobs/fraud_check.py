@@ -63,7 +63,7 @@ class Account(NamedTuple):
         return Account(count, mean, country, seen)
 
 
-def scored(threshold: int) -> Callable[[tuple, Iterator[Any], Any], Iterator[Any]]:
+def make_scorer(threshold: int) -> Callable[[tuple, Iterator[Any], Any], Iterator[Any]]:
     """Return the function of the stateful operator: one account, its new orders, its state."""
 
     def run(key: tuple, frames: Iterator[Any], state: Any) -> Iterator[Any]:
@@ -96,7 +96,7 @@ def scored(threshold: int) -> Callable[[tuple, Iterator[Any], Any], Iterator[Any
     return run
 
 
-def amounts(rows: DataFrame) -> DataFrame:
+def parse_amounts(rows: DataFrame) -> DataFrame:
     """Return orders with their amount; the account is null for a record that is not an order."""
     parsed = rows.selectExpr(
         "topic", "partition", "offset", f"from_json(cast(value as string), '{ORDER}') as o"
@@ -113,7 +113,7 @@ def amounts(rows: DataFrame) -> DataFrame:
     )
 
 
-def sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+def make_sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that sends alerts to their topic and log, and rejects invalid orders."""
     options = arguments.build_options(args)
     alert_options = {**arguments.select_connection_options(args), "topic": args.alerts_topic}
@@ -141,11 +141,11 @@ def main() -> None:
     args = parser.parse_args()
     spark = SparkSession.builder.appName("fraud-check").getOrCreate()
     shoal_spark.register(spark)
-    rows = amounts(arguments.load(spark, args)).groupBy("account")
+    rows = parse_amounts(arguments.load(spark, args)).groupBy("account")
     judged = rows.applyInPandasWithState(
-        scored(args.threshold), OUTPUT, STATE, "append", GroupStateTimeout.NoTimeout
+        make_scorer(args.threshold), OUTPUT, STATE, "append", GroupStateTimeout.NoTimeout
     )
-    writer = judged.writeStream.outputMode("append").foreachBatch(sink(args))
+    writer = judged.writeStream.outputMode("append").foreachBatch(make_sink(args))
     arguments.configure_writer(writer, args).start().awaitTermination()
     spark.stop()
 

@@ -28,7 +28,7 @@ THUMBNAIL = (128, 128)
 PIXELS_MAX = 50_000_000
 
 
-def thumbnail(value: bytes) -> dict[str, Any]:
+def make_thumbnail(value: bytes) -> dict[str, Any]:
     """Return the result for an image. Raises Pillow's errors if it is not an image."""
     from PIL import Image
 
@@ -44,12 +44,12 @@ def thumbnail(value: bytes) -> dict[str, Any]:
         "format": kind,
         "width": width,
         "height": height,
-        "hash": perceptual_hash(image),
+        "hash": compute_perceptual_hash(image),
         "thumbnail": out.getvalue(),
     }
 
 
-def perceptual_hash(image: Any) -> str:
+def compute_perceptual_hash(image: Any) -> str:
     """Return a difference hash: 64 bits for decreasing brightness from left to right."""
     gray = image.convert("L").resize((9, 8)).tobytes()
     bits = 0
@@ -60,13 +60,13 @@ def perceptual_hash(image: Any) -> str:
     return f"{bits:016x}"
 
 
-def task(work_ms: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def make_task(work_ms: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return the function for one row, which takes at least `work_ms`."""
 
     def run(row: dict[str, Any]) -> dict[str, Any]:
         begun = time.perf_counter()
         name = (row["key"] or b"").decode(errors="replace")
-        result = {"name": name, **thumbnail(row["value"] or b"")}
+        result = {"name": name, **make_thumbnail(row["value"] or b"")}
         # Wait for the rest of the time, as a task does that calls a model or a store.
         time.sleep(max(0.0, work_ms / 1000 - (time.perf_counter() - begun)))
         return result
@@ -74,9 +74,9 @@ def task(work_ms: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return run
 
 
-def sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+def make_sink(args: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """Return the function that handles each micro-batch."""
-    options, run = arguments.build_options(args), task(args.work_ms)
+    options, run = arguments.build_options(args), make_task(args.work_ms)
 
     def write(batch: DataFrame, number: int) -> None:
         began = time.perf_counter()
@@ -121,7 +121,7 @@ def main() -> None:
     )
     shoal_spark.register(spark)
     rows = arguments.load(spark, args, includeDecodeErrors="true")
-    writer = rows.writeStream.foreachBatch(sink(args))
+    writer = rows.writeStream.foreachBatch(make_sink(args))
     arguments.configure_writer(writer, args).start().awaitTermination()
     spark.stop()
 

@@ -240,7 +240,7 @@ def test_billing(
         table = int(pdf.split(b"startxref\n")[1].split()[0])
         places = [int(line[:10]) for line in pdf[table:].splitlines()[3:8]]
         assert [pdf[at : at + 8] for at in places] == [b"%d 0 obj\n" % n for n in range(1, 6)]
-        assert f"(Total {module.euros(total)})".encode() in pdf
+        assert f"(Total {module.format_euros(total)})".encode() in pdf
         assert f"(Invoice {number})".encode() in pdf
 
 

@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def class_path(home: str, given: str) -> str:
     """Return a JVM's class path without the jars' directory; empty without the archive."""
-    words = java.command(["-Xmx1g", "-cp", given, "Main", "-cp"], {"SPARK_HOME": home})
+    words = java.build_command(["-Xmx1g", "-cp", given, "Main", "-cp"], {"SPARK_HOME": home})
     assert words[0] == "java"
     assert words[-2:] == ["Main", "-cp"]
     if f"-XX:SharedArchiveFile={home}/classes.jsa" not in words:
@@ -83,7 +83,7 @@ def test_other_jars_than_the_archives(home: str) -> None:
 
 
 def test_without_an_archive_or_a_class_path_java_is_java(home: str) -> None:
-    assert java.command(["-version"], {"SPARK_HOME": home}) == ["java", "-version"]
+    assert java.build_command(["-version"], {"SPARK_HOME": home}) == ["java", "-version"]
     java.ARCHIVE.unlink()
     assert class_path(home, f"{home}/jars/*") == ""
 
@@ -97,14 +97,14 @@ def test_executors_start_by_the_java_of_the_image() -> None:
         "SPARK_JAVA_OPT_10": "-Db",
         "SPARK_JAVA_OPT_9": "-Da",
     }
-    words = entrypoint.command(environment, ["executor"])
+    words = entrypoint.build_command(environment, ["executor"])
     assert words[:5] == ["/jvm/bin/java", "-Da", "-Db", "-Xms512m", "-Xmx512m"]
     assert words[words.index("-cp") + 1] == "/home/conf:/home/jars/*"
     del environment["JAVA_HOME"]
-    assert entrypoint.command(environment, ["executor"])[0] == "java"
+    assert entrypoint.build_command(environment, ["executor"])[0] == "java"
 
 
 def test_while_the_archive_is_made_classes_are_listed(tmp_path: Path) -> None:
-    words = java.command(["-version"], {java.LISTS: str(tmp_path)})
+    words = java.build_command(["-version"], {java.LISTS: str(tmp_path)})
     assert words[1].startswith(f"-XX:DumpLoadedClassList={tmp_path}/")
     assert words[2:] == ["-version"]
