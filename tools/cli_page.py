@@ -24,7 +24,7 @@ _SUBCOMMANDS = re.compile(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n?")
 _USAGE = re.compile(r"^```console\n\$ (.*?)\n```$", re.MULTILINE)
 
 
-def page() -> str:
+def build_page() -> str:
     """Return the page."""
     rows = "".join(
         f"| [`shoal {name}`](#shoal-{name}) | {command.help} |\n"
@@ -46,4 +46,4 @@ def describe(name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(build_page(), end="")

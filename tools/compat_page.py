@@ -122,17 +122,17 @@ Streams](streams.md) runs an example with both protocols.
 """
 
 
-def name(key: ApiKey) -> str:
+def get_name(key: ApiKey) -> str:
     """Return an API's name in Kafka's schemas."""
     return "".join(word.capitalize() for word in key.name.split("_"))
 
 
-def _limits() -> str:
+def _format_limits() -> str:
     """Return the rows of APIs with a lower limit on entries, the largest first."""
     by_limit: dict[int, list[str]] = {}
     for key in HANDLERS:
         if (limit := find_max_entries(key)) != ENTRIES_MAX:
-            by_limit.setdefault(limit, []).append(name(ApiKey(key)))
+            by_limit.setdefault(limit, []).append(get_name(ApiKey(key)))
     return "\n".join(
         f"| {', '.join(names)} | {limit:,} |" for limit, names in sorted(by_limit.items())[::-1]
     )
@@ -162,7 +162,7 @@ struct or a header has more than {TAGS_MAX:,} tagged fields. For some APIs the l
 
 | APIs | entries |
 | --- | --- |
-{_limits()}
+{_format_limits()}
 
 If your client sends a larger request, the broker closes the connection and logs a line. So that
 other clients do not wait, a broker handles {PIECE_ENTRIES} entries of a request at a time, and
@@ -452,7 +452,7 @@ _ADDED = {
 }
 
 
-def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
+def build_page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     """Return the whole page."""
     served = {
         ApiKey(row["api_key"]): (row["min_version"], row["max_version"])
@@ -466,8 +466,9 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
         "|---:|---|---|---|---|---|",
     ]
     lines += [
-        f"| {key.value} | {name(key)} | {_span(span)} | {_span(_KAFKA_ALL.get(key))} |"
-        f" {_listeners(on[key])} | {_remark(key, span, on[key])} |"
+        f"| {key.value} | {get_name(key)} | {_format_span(span)} |"
+        f" {_format_span(_KAFKA_ALL.get(key))} | {_format_listeners(on[key])} |"
+        f" {_find_remark(key, span, on[key])} |"
         for key, span in served.items()
     ]
     lines += [
@@ -480,8 +481,8 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
         "|---:|---|---|---|---|",
     ]
     lines += [
-        f"| {key.value} | {name(key)} | {_span(span)} | {_listeners(kafka_listeners(key))} |"
-        f" {NOT_SERVED[key]} |"
+        f"| {key.value} | {get_name(key)} | {_format_span(span)} |"
+        f" {_format_listeners(find_kafka_listeners(key))} | {NOT_SERVED[key]} |"
         for key, span in sorted(_KAFKA_ALL.items())
         if key not in served
     ]
@@ -490,13 +491,13 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     lines += [_NOT_NIGHTLY]
     lines += ["", _ANSWERS]
     lines += [
-        f"| {name(key)} | {_shown(kafka)} | {_shown(shoal)} | {reason} |"
+        f"| {get_name(key)} | {_format_answer(kafka)} | {_format_answer(shoal)} | {reason} |"
         for key, kafka, shoal, reason in ANSWERS
     ]
     lines.append("")
     lines += ["## Features\n", "| feature | Shoal | Kafka | |", "|---|---|---|---|"]
     lines += [
-        f"| {feature} | {_span(SUPPORTED_FEATURES.get(feature))} | {_span(span)} |"
+        f"| {feature} | {_format_span(SUPPORTED_FEATURES.get(feature))} | {_format_span(span)} |"
         f" {OTHER_LEVELS.get(feature, '')} |"
         for feature, span in {**KAFKA_FEATURES, SECURITY_FEATURE: None}.items()
     ]
@@ -505,11 +506,11 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(answer: str) -> str:
+def _format_answer(answer: str) -> str:
     return _SHOWN.get(answer) or f"`{answer.upper()}`"
 
 
-def kafka_listeners(key: ApiKey) -> Listeners:
+def find_kafka_listeners(key: ApiKey) -> Listeners:
     """Return the listeners on which Kafka lists an API."""
     listeners = Listeners(0)
     if key in KAFKA:
@@ -519,23 +520,23 @@ def kafka_listeners(key: ApiKey) -> Listeners:
     return listeners
 
 
-def _listeners(on: Listeners) -> str:
+def _format_listeners(on: Listeners) -> str:
     return ", ".join(str(kind.name).lower() for kind in on)
 
 
-def _span(span: tuple[int, int] | None) -> str:
+def _format_span(span: tuple[int, int] | None) -> str:
     if span is None:
         return "-"
     return f"{span[0]}-{span[1]}" if span[0] < span[1] else str(span[0])
 
 
-def _remark(key: ApiKey, span: tuple[int, int], on: Listeners) -> str:
+def _find_remark(key: ApiKey, span: tuple[int, int], on: Listeners) -> str:
     if key not in _KAFKA_ALL:
         return CONDITIONAL[key]
-    if _KAFKA_ALL[key] == span and kafka_listeners(key) == on:
+    if _KAFKA_ALL[key] == span and find_kafka_listeners(key) == on:
         return ""
     return OTHER_VERSIONS[key, span[1] + 1]
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(build_page(), end="")

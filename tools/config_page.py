@@ -107,7 +107,7 @@ _UNITS = {
 }
 
 
-def page() -> str:
+def build_page() -> str:
     """Return the whole page."""
     lines = [_INTRODUCTION]
     for title, table in (
@@ -118,11 +118,11 @@ def page() -> str:
     ):
         lines.append(f"## {title} configs\n")
         lines.append(_EXAMPLES[title])
-        lines += _sections(table, title)
+        lines += _build_sections(table, title)
     return "\n".join(lines)
 
 
-def _sections(table: Mapping[str, ConfigKey], title_of_table: str) -> Iterator[str]:
+def _build_sections(table: Mapping[str, ConfigKey], title_of_table: str) -> Iterator[str]:
     kind_of_table = title_of_table.split()[-1].lower()
     by_section: dict[tuple[ConfigEffect, str], list[ConfigKey]] = {}
     for key in table.values():
@@ -131,15 +131,15 @@ def _sections(table: Mapping[str, ConfigKey], title_of_table: str) -> Iterator[s
         for (kind, title), keys in by_section.items():
             if kind is effect:
                 yield f"### {title}{_SENSES[effect]}\n"
-                yield from (_entry(key, kind_of_table) for key in keys)
+                yield from (_build_entry(key, kind_of_table) for key in keys)
                 yield ""
 
 
-def _entry(key: ConfigKey, kind: str) -> str:
+def _build_entry(key: ConfigKey, kind: str) -> str:
     """Return the line of a config. `kind` tells apart configs of the same name."""
     default = format_value(key.default)
     facts = [key.type.name.lower()]
-    unit = _unit(key)
+    unit = _find_unit(key)
     if unit:
         facts.append(unit)
     facts.append(
@@ -200,7 +200,7 @@ def _format_yaml(value: Any) -> str:
     return str(line).strip()
 
 
-def _unit(key: ConfigKey) -> str:
+def _find_unit(key: ConfigKey) -> str:
     """Return the unit of a number from its name or the first word of its description, else ""."""
     if key.type not in _NUMBERS:
         return ""
@@ -215,4 +215,4 @@ def _check(key: ConfigKey) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(build_page(), end="")

@@ -35,7 +35,7 @@ _BOUNDS = {
 }
 
 
-def page(definition: Mapping[str, Any], manifests: list[str]) -> str:
+def build_page(definition: Mapping[str, Any], manifests: list[str]) -> str:
     """Return the page of one CustomResourceDefinition in Markdown. `manifests` are examples of its
     kind as YAML; the page shows the first one.
     """
@@ -53,15 +53,15 @@ def page(definition: Mapping[str, Any], manifests: list[str]) -> str:
     ]
     if "scale" in version["subresources"]:
         lines += ["", f"It has the scale subresource: `kubectl scale {short}/NAME --replicas=N`."]
-    if rules := list(_rules(schema, "")):
+    if rules := list(_list_rules(schema, "")):
         lines += ["", *rules]
     if manifests:
         lines += ["", "## Example", "", "```yaml", manifests[0].rstrip(), "```"]
     examples = find_examples(definition, manifests)
     for part in ("spec", "status"):
         lines += ["", f"## {part}", ""]
-        lines += _rules(schema["properties"][part], "")
-        lines += _rows(schema["properties"][part], part, examples)
+        lines += _list_rules(schema["properties"][part], "")
+        lines += _build_rows(schema["properties"][part], part, examples)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -123,27 +123,27 @@ def _read_values(manifests: list[str]) -> Examples:
     return examples
 
 
-def _rows(schema: Mapping[str, Any], path: str, examples: Examples) -> Iterator[str]:
+def _build_rows(schema: Mapping[str, Any], path: str, examples: Examples) -> Iterator[str]:
     """Yield a line for each field under `schema`, depth first."""
     required = schema.get("required", [])
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
-        yield _row(here, field, name in required, examples)
+        yield _build_row(here, field, name in required, examples)
         if here == _CONDITIONS:
             continue
-        yield from _rules(field, "  ")
+        yield from _list_rules(field, "  ")
         inner, mark = field, ""
         if field.get("type") == "array":
             inner, mark = field["items"], "[]"
-        yield from _rows(inner, here + mark, examples)
+        yield from _build_rows(inner, here + mark, examples)
 
 
-def _row(path: str, field: Mapping[str, Any], required: bool, examples: Examples) -> str:
-    notes = [_type(field)]
+def _build_row(path: str, field: Mapping[str, Any], required: bool, examples: Examples) -> str:
+    notes = [_get_type(field)]
     if required:
         notes.append("required")
     if "default" in field and field["default"] not in ("", {}):
-        notes.append(f"default `{_plain(field['default'])}`")
+        notes.append(f"default `{_format_plain(field['default'])}`")
     if "enum" in field:
         notes.append("one of " + ", ".join(f"`{v}`" for v in field["enum"]))
     notes += [text.format(field[key]) for key, text in _BOUNDS.items() if key in field]
@@ -160,17 +160,17 @@ def format_example(path: str, field: Mapping[str, Any], examples: Examples) -> s
     value = examples.get(path)
     if value is None or value == field.get("default") or (value == {} and field.get("properties")):
         return ""
-    line = _plain({path.rpartition(".")[2]: value})[1:-1]
+    line = _format_plain({path.rpartition(".")[2]: value})[1:-1]
     fits = len(line) <= _EXAMPLE_LENGTH_MAX and "\n" not in line and "`" not in line
     return line if fits else ""
 
 
-def _rules(schema: Mapping[str, Any], indent: str) -> Iterator[str]:
+def _list_rules(schema: Mapping[str, Any], indent: str) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", []):
         yield f"{indent}* Rule: {rule['message']}."
 
 
-def _type(field: Mapping[str, Any]) -> str:
+def _get_type(field: Mapping[str, Any]) -> str:
     if field.get("type") == "array":
         return "list"
     if isinstance(field.get("additionalProperties"), Mapping):
@@ -178,7 +178,7 @@ def _type(field: Mapping[str, Any]) -> str:
     return str(field.get("type", "integer or string"))
 
 
-def _plain(value: Any) -> str:
+def _format_plain(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
 
 
@@ -195,13 +195,13 @@ def read_manifests() -> dict[str, list[str]]:
     return manifests
 
 
-def pages(crds: Path) -> dict[str, str]:
+def build_pages(crds: Path) -> dict[str, str]:
     """Return every page by file name; `crds` is the directory of the definitions."""
     made = {}
     manifests = read_manifests()
     for file in sorted(crds.glob("*.yaml")):
         definition = yaml.safe_load(file.read_text())
-        made[f"{definition['spec']['names']['singular']}.md"] = page(
+        made[f"{definition['spec']['names']['singular']}.md"] = build_page(
             definition, manifests.get(definition["spec"]["names"]["kind"], [])
         )
     return made
@@ -212,7 +212,7 @@ def main() -> None:
     if len(sys.argv) != 3:
         sys.exit("usage: python tools/crd_reference.py CRDS DOCS")
     source, target = map(Path, sys.argv[1:])
-    for name, text in pages(source).items():
+    for name, text in build_pages(source).items():
         (target / name).write_text(text)
 
 

@@ -59,7 +59,7 @@ class Series(NamedTuple):
 
 def draw(server: Prometheus, dashboard: str, began_s: float, into: Path) -> None:
     """Draw a dashboard as it is since `began_s`."""
-    made = dashboards.dashboard(dashboard)
+    made = dashboards.build_dashboard(dashboard)
     panels = made["panels"]
     rows = -(-len(panels) // COLUMNS)
     size = (COLUMNS * PANEL_INCHES[0], rows * PANEL_INCHES[1])
@@ -67,23 +67,25 @@ def draw(server: Prometheus, dashboard: str, began_s: float, into: Path) -> None
     figure.suptitle(made["title"], fontsize=13, x=0.01, ha="left")
     axes = list(places.flat)
     for panel, axis in zip(panels, axes, strict=False):
-        _draw_panel(axis, panel, list(_series(server, panel, began_s)))
+        _draw_panel(axis, panel, list(_read_series(server, panel, began_s)))
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     figure.savefig(into / f"dashboard-{dashboard.removeprefix('shoal-')}.png", dpi=DPI)
     plt.close(figure)
 
 
-def _series(server: Prometheus, panel: Mapping[str, Any], began_s: float) -> Iterator[Series]:
+def _read_series(server: Prometheus, panel: Mapping[str, Any], began_s: float) -> Iterator[Series]:
     now_s = time.time()
     for target in panel["targets"]:
         query = with_variables(target["expr"])
         for labels, points in server.lines(query, began_s, now_s, (now_s - began_s) / POINTS):
             times = [datetime.fromtimestamp(time_s, UTC) for time_s, _ in points]
-            yield Series(named(target["legendFormat"], labels), times, [v for _, v in points])
+            yield Series(
+                format_legend(target["legendFormat"], labels), times, [v for _, v in points]
+            )
 
 
-def named(legend: str, labels: Mapping[str, str]) -> str:
+def format_legend(legend: str, labels: Mapping[str, str]) -> str:
     """Return a legend with the values of its labels."""
     return _LABEL.sub(lambda match: labels.get(match[1], ""), legend)
 
@@ -98,24 +100,24 @@ def _draw_panel(axis: Any, panel: Mapping[str, Any], series: list[Series]) -> No
     axis.spines[["top", "right"]].set_visible(False)
     formatter: Any = matplotlib.dates.DateFormatter
     axis.xaxis.set_major_formatter(formatter("%H:%M"))
-    axis.yaxis.set_major_formatter(lambda value, _: shown(value, unit))
+    axis.yaxis.set_major_formatter(lambda value, _: format_value(value, unit))
     axis.set_ylim(bottom=0)
     if series:
-        axis.legend(*_legend(axis), fontsize=6, frameon=False, loc="upper left")
+        axis.legend(*_build_legend(axis), fontsize=6, frameon=False, loc="upper left")
     else:
         axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", color="#888888")
         axis.set_xticks([])
         axis.set_yticks([])
 
 
-def _legend(axis: Any) -> tuple[list[Any], list[str]]:
+def _build_legend(axis: Any) -> tuple[list[Any], list[str]]:
     """Return the first lines and their names; one without a name is left out."""
     handles, names = axis.get_legend_handles_labels()
     named = [(handle, name) for handle, name in zip(handles, names, strict=True) if name.strip()]
     return [handle for handle, _ in named[:NAMED]], [name for _, name in named[:NAMED]]
 
 
-def shown(value: float, unit: str) -> str:
+def format_value(value: float, unit: str) -> str:
     """Return a value with its unit, as Grafana shows it."""
     if unit == "percentunit":
         return f"{100 * value:g} %"
@@ -230,7 +232,7 @@ def scrape(cluster: ShoalCluster) -> dict[str, Any]:
     return {"job_name": "brokers", "static_configs": targets}
 
 
-def configs(store: Path) -> dict[str, str]:
+def build_configs(store: Path) -> dict[str, str]:
     return {
         "default.replication.factor": "3",
         "min.insync.replicas": "2",
@@ -263,7 +265,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "store").mkdir()
-        with running(ShoalCluster(folder, configs=configs(folder / "store"))) as cluster:
+        with running(ShoalCluster(folder, configs=build_configs(folder / "store"))) as cluster:
             server = Prometheus(folder / "prometheus", [scrape(cluster)]).start()
             began_s = time.time()
             try:

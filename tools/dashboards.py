@@ -32,7 +32,7 @@ class Panel(NamedTuple):
     queries: tuple[tuple[str, str], ...]
 
 
-def panel(title: str, query: str, legend: str, unit: str = "short") -> Panel:
+def make_panel(title: str, query: str, legend: str, unit: str = "short") -> Panel:
     return Panel(title, unit, ((query, legend),))
 
 
@@ -43,8 +43,8 @@ _REPLICAS = "kafka_server_ReplicaManager_"
 _CONTROLLER = "kafka_controller_KafkaController_"
 
 CLUSTER_PANELS = (
-    panel("Brokers", f"max({_CONTROLLER}ActiveBrokerCount{{CLUSTER}})", "active"),
-    panel(
+    make_panel("Brokers", f"max({_CONTROLLER}ActiveBrokerCount{{CLUSTER}})", "active"),
+    make_panel(
         "Active controllers",
         f"sum by (shoal_dev_cluster) ({_CONTROLLER}ActiveControllerCount{{CLUSTER}})",
         "{{shoal_dev_cluster}}",
@@ -58,61 +58,61 @@ CLUSTER_PANELS = (
             (f"sum({_REPLICAS}UnderReplicatedPartitions{{CLUSTER}})", "under-replicated"),
         ),
     ),
-    panel(
+    make_panel(
         "Bytes in",
         f"sum by (pod) (rate({_TOPICS}BytesInPerSec_total{{CLUSTER}}[$__rate_interval]))",
         _BROKER,
         "Bps",
     ),
-    panel(
+    make_panel(
         "Bytes out",
         f"sum by (pod) (rate({_TOPICS}BytesOutPerSec_total{{CLUSTER}}[$__rate_interval]))",
         _BROKER,
         "Bps",
     ),
-    panel(
+    make_panel(
         "Records in",
         f"sum by (topic) (rate({_TOPICS}MessagesInPerSec_total{{CLUSTER}}[$__rate_interval]))",
         "{{topic}}",
         "cps",
     ),
-    panel("Partitions", f"{_REPLICAS}PartitionCount{{CLUSTER}}", _BROKER),
-    panel("Leaders", f"{_REPLICAS}LeaderCount{{CLUSTER}}", _BROKER),
-    panel(
+    make_panel("Partitions", f"{_REPLICAS}PartitionCount{{CLUSTER}}", _BROKER),
+    make_panel("Leaders", f"{_REPLICAS}LeaderCount{{CLUSTER}}", _BROKER),
+    make_panel(
         "Volume used",
         "1 - shoal_log_dir_usable_bytes{CLUSTER} / shoal_log_dir_total_bytes{CLUSTER}",
         _BROKER,
         "percentunit",
     ),
-    panel(
+    make_panel(
         "Requests",
         "sum by (request) (rate(kafka_network_RequestMetrics_RequestsPerSec_total{CLUSTER}"
         "[$__rate_interval]))",
         "{{request}}",
         "reqps",
     ),
-    panel(
+    make_panel(
         "Produce, 99th percentile",
         "histogram_quantile(0.99, sum by (pod, le) (rate(kafka_network_RequestMetrics_TotalTimeMs"
         '_bucket{CLUSTER,request="Produce"}[$__rate_interval])))',
         _BROKER,
         "ms",
     ),
-    panel(
+    make_panel(
         "Failed requests",
         "sum by (request, error) (rate(kafka_network_RequestMetrics_ErrorsPerSec_total"
         '{CLUSTER,error!="NONE"}[$__rate_interval]))',
         "{{request}} {{error}}",
         "reqps",
     ),
-    panel(
+    make_panel(
         "CPU",
         "rate(process_cpu_seconds_total{CLUSTER}[$__rate_interval])",
         _BROKER,
         "percentunit",
     ),
-    panel("Memory", "process_resident_memory_bytes{CLUSTER}", _BROKER, "bytes"),
-    panel(
+    make_panel("Memory", "process_resident_memory_bytes{CLUSTER}", _BROKER, "bytes"),
+    make_panel(
         "Connections",
         "sum by (pod) (kafka_server_socket_server_metrics_connection_count{CLUSTER})",
         _BROKER,
@@ -144,40 +144,40 @@ CLUSTER_PANELS = (
 )
 
 QUEUE_PANELS = (
-    panel("Lag", "sum by (group) (shoal_share_partition_lag{CLUSTER})", _GROUP),
-    panel(
+    make_panel("Lag", "sum by (group) (shoal_share_partition_lag{CLUSTER})", _GROUP),
+    make_panel(
         "Records acquired",
         "sum by (group) (rate(shoal_share_partition_acquired_records_total{CLUSTER}"
         "[$__rate_interval]))",
         _GROUP,
         "cps",
     ),
-    panel(
+    make_panel(
         "Acknowledgements",
         "sum by (ackType) (rate(kafka_server_ShareGroupMetrics_RecordAcknowledgementsPerSec_total"
         "{CLUSTER}[$__rate_interval]))",
         "{{ackType}}",
         "cps",
     ),
-    panel(
+    make_panel(
         "Records in flight",
         "sum by (group) (shoal_share_partition_locked_records{CLUSTER})",
         _GROUP,
     ),
-    panel(
+    make_panel(
         "Oldest lock",
         "max by (group) (shoal_share_partition_oldest_lock_age_seconds{CLUSTER})",
         _GROUP,
         "s",
     ),
-    panel(
+    make_panel(
         "Expired locks",
         "sum by (group) (rate(kafka_server_SharePartitionMetrics_AcquisitionLockTimeoutPerSec_total"
         "{CLUSTER}[$__rate_interval]))",
         _GROUP,
         "cps",
     ),
-    panel(
+    make_panel(
         "Why delivery is held",
         "sum by (group, why) (shoal_share_group_held{CLUSTER})",
         "{{group}}: {{why}}",
@@ -193,26 +193,26 @@ QUEUE_PANELS = (
             ("sum(shoal_share_partition_archiving_records{CLUSTER})", "letter being written"),
         ),
     ),
-    panel(
+    make_panel(
         "Redeliveries",
         "sum by (group) (rate(shoal_share_partition_redelivered_records_total{CLUSTER}"
         "[$__rate_interval]))",
         _GROUP,
         "cps",
     ),
-    panel(
+    make_panel(
         "Dead letters a minute",
         "sum by (group) (shoal_share_group_dead_letters_last_minute{CLUSTER})",
         _GROUP,
     ),
-    panel(
+    make_panel(
         "Dead letters that cannot be written",
         "sum by (group, reason) (rate(shoal_share_group_dead_letter_failures_total{CLUSTER}"
         "[$__rate_interval]))",
         "{{group}}: {{reason}}",
         "cps",
     ),
-    panel(
+    make_panel(
         "Redriven letters",
         "sum by (group) (increase(shoal_share_group_redriven_total{CLUSTER}[$__rate_interval]))",
         _GROUP,
@@ -221,17 +221,17 @@ QUEUE_PANELS = (
 
 _COORDINATOR = "shoal_group_coordinator_"
 KEY_RANGE_PANELS = (
-    panel(
+    make_panel(
         "Partitions shared by key ranges",
         f"sum by (pod) ({_COORDINATOR}key_range_shared_partitions{{CLUSTER}})",
         _BROKER,
     ),
-    panel(
+    make_panel(
         "Finished above the stable offset",
         f"sum by (pod) ({_COORDINATOR}individual_commit_finished_offsets{{CLUSTER}})",
         _BROKER,
     ),
-    panel(
+    make_panel(
         "Oldest gap below finished offsets",
         f"max by (pod) ({_COORDINATOR}individual_commit_oldest_gap_seconds{{CLUSTER}})",
         _BROKER,
@@ -262,7 +262,7 @@ KEY_RANGE_PANELS = (
             ),
         ),
     ),
-    panel(
+    make_panel(
         "Cache of hashes",
         "sum by (pod) (shoal_key_range_cache_bytes{CLUSTER})",
         _BROKER,
@@ -276,7 +276,7 @@ KEY_RANGE_PANELS = (
             (f"sum({_COORDINATOR}key_range_waiting_commits{{CLUSTER}})", "wait for their turn"),
         ),
     ),
-    panel(
+    make_panel(
         "Transactions refused by their order",
         f"sum(increase({_COORDINATOR}key_range_refused_order_count_total{{CLUSTER}}"
         "[$__rate_interval]))",
@@ -310,42 +310,42 @@ SCALING_PANELS = (
             ("shoal_share_consumer_maximum{RESOURCES}", "{{share_consumer}} maximum"),
         ),
     ),
-    panel("Records that are due", "shoal_share_consumer_due{RESOURCES}", "{{share_consumer}}"),
-    panel("Lag", "shoal_share_group_lag{RESOURCES}", "{{share_group}}"),
-    panel("Available", "shoal_share_group_available{RESOURCES}", "{{share_group}}"),
-    panel("In flight", "shoal_share_group_in_flight{RESOURCES}", "{{share_group}}"),
-    panel(
+    make_panel("Records that are due", "shoal_share_consumer_due{RESOURCES}", "{{share_consumer}}"),
+    make_panel("Lag", "shoal_share_group_lag{RESOURCES}", "{{share_group}}"),
+    make_panel("Available", "shoal_share_group_available{RESOURCES}", "{{share_group}}"),
+    make_panel("In flight", "shoal_share_group_in_flight{RESOURCES}", "{{share_group}}"),
+    make_panel(
         "Lag for each ready consumer",
         "shoal_share_consumer_due{RESOURCES} / (shoal_share_consumer_ready{RESOURCES} > 0)",
         "{{share_consumer}}",
     ),
-    panel("Leading operators", "sum(shoal_operator_leader)", "leaders"),
-    panel(
+    make_panel("Leading operators", "sum(shoal_operator_leader)", "leaders"),
+    make_panel(
         "Reconciliations",
         "sum by (kind) (rate(shoal_operator_reconciles_total[$__rate_interval]))",
         "{{kind}}",
         "ops",
     ),
-    panel(
+    make_panel(
         "Failed reconciliations",
         "sum by (kind) (rate(shoal_operator_errors_total[$__rate_interval]))",
         "{{kind}}",
         "ops",
     ),
-    panel(
+    make_panel(
         "Reconciliation, 99th percentile",
         "histogram_quantile(0.99, sum by (kind, le) (rate(shoal_operator_reconcile_seconds_bucket"
         "[$__rate_interval])))",
         "{{kind}}",
         "s",
     ),
-    panel(
+    make_panel(
         "Requests to the API server",
         "sum by (verb) (rate(shoal_operator_api_calls_total[$__rate_interval]))",
         "{{verb}}",
         "reqps",
     ),
-    panel(
+    make_panel(
         "Requests to brokers",
         "sum by (api) (rate(shoal_operator_broker_calls_total[$__rate_interval]))",
         "{{api}}",
@@ -366,7 +366,7 @@ DASHBOARDS = {
 }
 
 
-def dashboard(name: str) -> dict[str, Any]:
+def build_dashboard(name: str) -> dict[str, Any]:
     """Return a dashboard as Grafana reads it."""
     title, panels, variables = DASHBOARDS[name]
     return {
@@ -380,22 +380,22 @@ def dashboard(name: str) -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "datasource", "type": "datasource", "query": "prometheus"},
-                *(_variable(*variable) for variable in variables),
+                *(_build_variable(*variable) for variable in variables),
             ]
         },
-        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
+        "panels": [_build_panel(number, panel) for number, panel in enumerate(panels)],
     }
 
 
-def _source() -> dict[str, str]:
+def _build_source() -> dict[str, str]:
     return {"type": "prometheus", "uid": "${datasource}"}
 
 
-def _variable(name: str, query: str) -> dict[str, Any]:
+def _build_variable(name: str, query: str) -> dict[str, Any]:
     return {
         "name": name,
         "type": "query",
-        "datasource": _source(),
+        "datasource": _build_source(),
         "query": {"query": query, "refId": name},
         "refresh": 2,
         "sort": 1,
@@ -406,7 +406,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-def _panel(number: int, panel: Panel) -> dict[str, Any]:
+def _build_panel(number: int, panel: Panel) -> dict[str, Any]:
     per_row = GRID // WIDTH
     place = {
         "x": number % per_row * WIDTH,
@@ -426,18 +426,18 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "id": number + 1,
         "title": panel.title,
         "type": "timeseries",
-        "datasource": _source(),
+        "datasource": _build_source(),
         "gridPos": place,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": targets,
     }
 
 
-def text(name: str) -> str:
+def format_text(name: str) -> str:
     """Return the file of a dashboard."""
-    return json.dumps(dashboard(name), indent=1) + "\n"
+    return json.dumps(build_dashboard(name), indent=1) + "\n"
 
 
 if __name__ == "__main__":
     for name in DASHBOARDS:
-        Path(sys.argv[1], f"{name}.json").write_text(text(name))
+        Path(sys.argv[1], f"{name}.json").write_text(format_text(name))

@@ -115,7 +115,7 @@ class Fresh:
 
 def measure(step: str, words: list[str], environment: dict[str, str], place: Path) -> Row:
     """Run a step to its end; `place` is the folder that it fills."""
-    disk_mb, received_mb, cpu_s = size_mb(place), network_mb(), children_s()
+    disk_mb, received_mb, cpu_s = measure_size_mb(place), measure_network_mb(), measure_children_s()
     began = time.monotonic()
     status = subprocess.run(words, env=environment, stdout=sys.stderr, check=False).returncode
     wall_s = time.monotonic() - began
@@ -123,24 +123,31 @@ def measure(step: str, words: list[str], environment: dict[str, str], place: Pat
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    received_mb = network_mb() - received_mb
-    return Row(step, status, wall_s, children_s() - cpu_s, received_mb, size_mb(place) - disk_mb)
+    received_mb = measure_network_mb() - received_mb
+    return Row(
+        step,
+        status,
+        wall_s,
+        measure_children_s() - cpu_s,
+        received_mb,
+        measure_size_mb(place) - disk_mb,
+    )
 
 
-def children_s() -> float:
+def measure_children_s() -> float:
     """Return the CPU seconds of this process's children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def network_mb() -> float:
+def measure_network_mb() -> float:
     """Return the megabytes that this machine has received, without its loopback."""
     lines = Path("/proc/net/dev").read_text().splitlines()[2:]
     counts = (line.split(":") for line in lines)
     return sum(int(count.split()[0]) for name, count in counts if name.strip() != "lo") / 1e6
 
 
-def size_mb(folder: Path) -> float:
+def measure_size_mb(folder: Path) -> float:
     """Return the megabytes that a folder takes on its disk."""
     if not folder.exists():
         return 0.0
@@ -149,7 +156,7 @@ def size_mb(folder: Path) -> float:
     return int(said.stdout.split()[0]) * 1024 / 1e6
 
 
-def table(rows: list[Row]) -> str:
+def format_table(rows: list[Row]) -> str:
     """Return the rows as a table in Markdown."""
     lines = [
         "| step | wall, s | CPU, s | downloaded, MB | on disk, MB |",
@@ -200,7 +207,7 @@ def main() -> int:
     print(
         f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f} at the end\n"
     )
-    print(table(rows))
+    print(format_table(rows))
     return max(row.status for row in rows)
 
 

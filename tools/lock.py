@@ -43,32 +43,34 @@ def main() -> None:
         # First all together, so that no two files have different versions of a package.
         versions = Path(folder) / "all.txt"
         if "--upgrade" not in sys.argv:
-            versions.write_text(_known())
-        _pin(versions, "--all-extras", f"--group={BUILD}")
+            versions.write_text(_list_pins())
+        _write_pins(versions, "--all-extras", f"--group={BUILD}")
         for stale in LOCKS.glob("*.txt"):
             stale.unlink()
         base = LOCKS / "dev.txt"
         pins = ("--generate-hashes", f"--constraint={versions}")
-        _pin(base, *pins, *(f"--extra={name}" for name in BASE))
+        _write_pins(base, *pins, *(f"--extra={name}" for name in BASE))
         # A package that the base has on some systems only is pinned for an extra, too.
         held = [pin[1] for pin in _PIN.finditer(base.read_text()) if ";" not in pin[0]]
         left_out = [f"--no-emit-package={name}" for name in held]
         for name in others:
             without = () if name in WHOLE else left_out
-            _pin(LOCKS / f"{name}.txt", *pins, f"--extra={name}", *without)
+            _write_pins(LOCKS / f"{name}.txt", *pins, f"--extra={name}", *without)
         for image, extras in IMAGES.items():
-            _pin(LOCKS / f"image-{image}.txt", *pins, *(f"--extra={name}" for name in extras))
-        _pin(LOCKS / f"{BUILD}.txt", *pins, f"--group={BUILD}", source=())
+            _write_pins(
+                LOCKS / f"image-{image}.txt", *pins, *(f"--extra={name}" for name in extras)
+            )
+        _write_pins(LOCKS / f"{BUILD}.txt", *pins, f"--group={BUILD}", source=())
 
 
-def _known() -> str:
+def _list_pins() -> str:
     """Return the present pins of all files, without hashes. uv prefers their versions."""
     texts = (path.read_text() for path in sorted(LOCKS.glob("*.txt")))
     pins = (match[0] for text in texts for match in _PIN.finditer(text))
     return "".join(f"{pin}\n" for pin in dict.fromkeys(pins))
 
 
-def _pin(into: Path, *options: str, source: tuple[str, ...] = ("pyproject.toml",)) -> None:
+def _write_pins(into: Path, *options: str, source: tuple[str, ...] = ("pyproject.toml",)) -> None:
     """Write the pins of the packages that these options select, or end the program. Without a
     source, these are the packages of a group alone."""
     words = ["pip", "compile", "--quiet", "--universal", f"--python-version={PYTHON}"]

@@ -132,14 +132,14 @@ UNITS = (
 )
 
 
-def broker_metrics(text: str) -> list[Metric]:
+def parse_broker_metrics(text: str) -> list[Metric]:
     """Return the metrics in the text of a broker's `/metrics`."""
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     kinds = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     return [Metric(name, kind, helps[name]) for name, kind in kinds]
 
 
-def operators_metrics() -> Iterator[tuple[Metric, tuple[str, ...]]]:
+def list_operator_metrics() -> Iterator[tuple[Metric, tuple[str, ...]]]:
     """Yield the operator's metrics and their labels."""
     for made in vars(operator_metrics).values():
         if isinstance(made, MetricWrapperBase):
@@ -150,20 +150,20 @@ def operators_metrics() -> Iterator[tuple[Metric, tuple[str, ...]]]:
             yield Metric(name, family.type, family.documentation), names
 
 
-def labels(name: str) -> tuple[str, ...]:
+def find_labels(name: str) -> tuple[str, ...]:
     """Return the labels of a broker's metric."""
     return next((names for pattern, names in LABELS if re.match(pattern, name)), ())
 
 
-def unit(name: str) -> str:
+def find_unit(name: str) -> str:
     """Return the unit of a metric, empty for a count."""
     return next((unit for pattern, unit in UNITS if re.search(pattern, name)), "")
 
 
-def page(text: str) -> str:
+def build_page(text: str) -> str:
     """Return the page for a broker that serves this text."""
     by_section: dict[str, list[Metric]] = {section.title: [] for section in SECTIONS}
-    for metric in broker_metrics(text):
+    for metric in parse_broker_metrics(text):
         titles = [s.title for s in SECTIONS if re.match(s.pattern, metric.name)]
         if not titles:
             raise ValueError(f"no section of SECTIONS has {metric.name}")
@@ -171,22 +171,22 @@ def page(text: str) -> str:
     lines = [INTRODUCTION, "## Brokers"]
     for title, metrics in by_section.items():
         lines += ["", f"### {title}", ""]
-        lines += _table((metric, labels(metric.name)) for metric in metrics)
-    lines += ["", "## Operator", "", *_table(operators_metrics())]
+        lines += _build_table((metric, find_labels(metric.name)) for metric in metrics)
+    lines += ["", "## Operator", "", *_build_table(list_operator_metrics())]
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: Iterable[tuple[Metric, tuple[str, ...]]]) -> Iterator[str]:
+def _build_table(rows: Iterable[tuple[Metric, tuple[str, ...]]]) -> Iterator[str]:
     yield "| metric | type, unit | labels | meaning |"
     yield "| --- | --- | --- | --- |"
     for metric, names in rows:
         shown = ", ".join(f"`{name}`" for name in names)
-        kind = ", ".join(word for word in (metric.kind, unit(metric.name)) if word)
+        kind = ", ".join(word for word in (metric.kind, find_unit(metric.name)) if word)
         cells = (f"`{metric.name}`", kind, shown, metric.description)
         yield "| " + " | ".join(cells) + " |"
 
 
-def served() -> str:
+def scrape_broker() -> str:
     """Return the text of the `/metrics` of a new broker."""
     command = [sys.executable, "-m", "shoal.cli", "server", "--listener=127.0.0.1:0"]
     with tempfile.TemporaryDirectory() as folder:
@@ -211,4 +211,4 @@ def served() -> str:
 
 
 if __name__ == "__main__":
-    print(page(served()), end="")
+    print(build_page(scrape_broker()), end="")

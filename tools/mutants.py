@@ -79,7 +79,7 @@ class Mutant(NamedTuple):
         return f"{self.path}:{self.line}:{self.column} {self.operator}"
 
 
-def operators_of(node: ast.AST) -> Iterator[str]:
+def find_operators(node: ast.AST) -> Iterator[str]:
     """Yield the names of the changes that `change` can make to a node."""
     match node:
         case ast.Compare(ops=[one]) if type(one) in SWAPS:
@@ -124,7 +124,7 @@ def change(node: Any, operator: str) -> ast.AST:
     return node
 
 
-def places(tree: ast.Module) -> Iterator[Any]:
+def iterate_places(tree: ast.Module) -> Iterator[Any]:
     """Walk over the nodes that decide something: not over annotations, asserts or errors' texts."""
     todo: list[ast.AST] = [tree]
     while todo:
@@ -138,17 +138,17 @@ def places(tree: ast.Module) -> Iterator[Any]:
                 todo += [child for child in children if isinstance(child, ast.AST)]
 
 
-def mutants_of(path: Path) -> list[Mutant]:
+def find_mutants(path: Path) -> list[Mutant]:
     name = str(path.relative_to(ROOT))
     mutants = {
         Mutant(name, node.lineno, node.col_offset, operator)
-        for node in places(ast.parse(path.read_text()))
-        for operator in operators_of(node)
+        for node in iterate_places(ast.parse(path.read_text()))
+        for operator in find_operators(node)
     }
     return sorted(mutants)
 
 
-def mutated(mutant: Mutant) -> CodeType:
+def compile_mutant(mutant: Mutant) -> CodeType:
     """Return the compiled module with the change. Raises `LookupError` if its place is gone."""
     path = ROOT / mutant.path
 
@@ -157,7 +157,7 @@ def mutated(mutant: Mutant) -> CodeType:
 
         def visit(self, node: ast.AST) -> ast.AST:
             place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-            if not self.done and place == mutant[1:3] and mutant.operator in operators_of(node):
+            if not self.done and place == mutant[1:3] and mutant.operator in find_operators(node):
                 self.done = True
                 return change(node, mutant.operator)
             self.generic_visit(node)
@@ -177,7 +177,7 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, mutant: Mutant) -> None:
         self.name = ".".join(Path(mutant.path).with_suffix("").parts[1:])
         self.path = str(ROOT / mutant.path)
-        self.code = mutated(mutant)
+        self.code = compile_mutant(mutant)
 
     def find_spec(self, fullname: str, *_: object) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
@@ -188,7 +188,7 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(self.code, vars(module))
 
 
-def product_files() -> dict[str, str]:
+def read_product_files() -> dict[str, str]:
     """Return the part of each module, by path."""
     return {
         str(path.relative_to(ROOT)): part
@@ -201,8 +201,8 @@ def product_files() -> dict[str, str]:
 def draw(rate: float, seed: int, only: str) -> list[Mutant]:
     """Draw that share of each module's mutants, one at least, where the path matches `only`."""
     sample: list[Mutant] = []
-    for name in product_files():
-        if re.search(only, name) and (some := mutants_of(ROOT / name)):
+    for name in read_product_files():
+        if re.search(only, name) and (some := find_mutants(ROOT / name)):
             count = max(1, round(len(some) * rate))
             sample += random.Random(f"{seed} {name}").sample(some, count)
     return sample
@@ -224,13 +224,13 @@ class Contexts:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.coverage.switch_context(nodeid.partition("[")[0])
-        self.began = _cpu_s()
+        self.began = _measure_cpu_s()
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self.costs[nodeid.partition("[")[0]] += _cpu_s() - self.began
+        self.costs[nodeid.partition("[")[0]] += _measure_cpu_s() - self.began
 
 
-def _cpu_s() -> float:
+def _measure_cpu_s() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -238,7 +238,7 @@ def _cpu_s() -> float:
 def cover(prefix: Path, arguments: Sequence[str]) -> int:
     import pytest
 
-    files = product_files()
+    files = read_product_files()
     data = f"{prefix}.coverage"
     coverage = import_coverage().Coverage(
         data, branch=True, include=[str(ROOT / name) for name in files], config_file=False
@@ -263,7 +263,7 @@ def cover(prefix: Path, arguments: Sequence[str]) -> int:
     return int(code)
 
 
-def tests_of(mutants: Sequence[Mutant], prefix: Path) -> dict[Mutant, tuple[list[str], float]]:
+def find_tests(mutants: Sequence[Mutant], prefix: Path) -> dict[Mutant, tuple[list[str], float]]:
     """Return the tests of each mutant's line, the cheapest first, as long as the time allows, and
     the CPU seconds that they take.
 
@@ -350,7 +350,7 @@ def run(prefix: Path, output: Path, sample: Sequence[Mutant], seed: int) -> None
     import pytest  # noqa: F401  # Forks have it then.
 
     outcomes: dict[str, str] = {}
-    for mutant, (tests, cost_s) in tests_of(sample, prefix).items():
+    for mutant, (tests, cost_s) in find_tests(sample, prefix).items():
         began = time.monotonic()
         limit_s = START_S + round(TIMES * cost_s)
         outcomes[str(mutant)] = outcome = attempt(mutant, tests, limit_s, seed)
@@ -360,7 +360,7 @@ def run(prefix: Path, output: Path, sample: Sequence[Mutant], seed: int) -> None
 
 
 def show(outcomes: dict[str, str]) -> None:
-    files = product_files()
+    files = read_product_files()
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant, outcome in outcomes.items():
         counts[files[mutant.partition(":")[0]]][outcome] += 1

@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from lint import import_cycles, names
-from lint.tree import tracked_files
+from lint.tree import list_tracked_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -150,7 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--all", action="store_true", help="list all that was counted")
     every = parser.parse_args().all
-    files = tracked_files()
+    files = list_tracked_files()
     trees = {package: read_package(package, files) for package in names.PACKAGES}
     print_names(trees)
     classes = count_classes(module for modules in trees.values() for module in modules.values())

@@ -92,7 +92,7 @@ def find_missing(target: str) -> list[Program]:
     return [program for program in needed if not is_there(program)]
 
 
-def apt_command(missing: list[Program]) -> list[str]:
+def build_apt_command(missing: list[Program]) -> list[str]:
     """Return the command that installs them on Debian."""
     packages = [name for program in missing for name in program.packages.split()]
     return ["apt-get", "install", "-y", "--no-install-recommends", *packages]
@@ -100,7 +100,7 @@ def apt_command(missing: list[Program]) -> list[str]:
 
 def install(missing: list[Program]) -> None:
     """Install by apt. What it cannot install is still missing afterwards."""
-    command = apt_command(missing)
+    command = build_apt_command(missing)
     print(f"Installing what is missing: {' '.join(command)}", flush=True)
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(["apt-get", "update", "-q"], stdout=subprocess.DEVNULL, check=False)
@@ -130,7 +130,7 @@ def main(words: list[str]) -> int:
     if words[0] == "--left-out":
         if missing:
             print(f"`make {target}` left out what needs these:\n{describe(missing, target)}")
-            print(f"To run all: {' '.join(apt_command(missing))}")
+            print(f"To run all: {' '.join(build_apt_command(missing))}")
         return 0
     if missing and os.geteuid() == 0 and shutil.which("apt-get"):
         install(missing)
@@ -139,7 +139,7 @@ def main(words: list[str]) -> int:
         return 0
     print(f"`make {target}` needs programs that this machine lacks:", file=sys.stderr)
     print(describe(missing, target), file=sys.stderr)
-    print(f"On Debian: {' '.join(apt_command(missing))}", file=sys.stderr)
+    print(f"On Debian: {' '.join(build_apt_command(missing))}", file=sys.stderr)
     return int(is_strict() or any(target in program.needed_by for program in missing))
 
 

@@ -658,7 +658,7 @@ def test_the_store_keeps_the_newest_version_of_the_same_object() -> None:
 
 def test_the_reference_is_made_of_the_definitions(request) -> None:
     root = request.config.rootpath
-    made = crd_reference.pages(root / "crds")
+    made = crd_reference.build_pages(root / "crds")
     shown = {name: (root / "docs/reference" / name).read_text() for name in made}
     assert shown == made, "python tools/crd_reference.py crds docs/reference"
 

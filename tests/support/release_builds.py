@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from release.checkout import versions
+from release.checkout import read_versions
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSION = versions(ROOT)["pyproject.toml"]
+VERSION = read_versions(ROOT)["pyproject.toml"]
 
 
 def build(clone: Path, into: Path, *parts: str) -> None:

@@ -23,7 +23,7 @@ from lint import (
     references,
     tidy,
 )
-from lint.tree import ROOT, File, tracked_files
+from lint.tree import ROOT, File, list_tracked_files
 
 CACHE = ROOT / "build" / "lint.json"
 #: Linters of the tree as a whole.
@@ -74,7 +74,7 @@ def check_files(files: list[File]) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    files = tracked_files()
+    files = list_tracked_files()
     problems = [problem for of_file in check_files(files).values() for problem in of_file]
     for linter in LINTERS:
         problems += linter.check_tree(files)

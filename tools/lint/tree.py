@@ -33,7 +33,7 @@ class File:
         return self.path.suffix in _SOURCES or self.path.name in _NAMES
 
 
-def tracked_files() -> list[File]:
+def list_tracked_files() -> list[File]:
     """Return all files that git tracks, and new ones that it does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],

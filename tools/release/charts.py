@@ -34,10 +34,10 @@ def build(checkout: Checkout, sources: Path, into: Path) -> None:
         if path.is_file()
     }
     _write(into, "shoal", checkout, files)
-    _write(into, CRDS, checkout, definitions(sources, checkout.version))
+    _write(into, CRDS, checkout, read_definitions(sources, checkout.version))
 
 
-def definitions(sources: Path, version: str) -> dict[str, bytes]:
+def read_definitions(sources: Path, version: str) -> dict[str, bytes]:
     """Return the files of the chart with the definitions."""
     about = yaml.safe_load((sources / "helm" / "shoal" / "Chart.yaml").read_text())
     about |= {

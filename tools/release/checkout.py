@@ -35,13 +35,13 @@ class Checkout:
             raise ReleaseError(
                 f"The checkout has changes that no commit has:\n{changed}\nCommit or stash them."
             )
-        for path, stated in versions(folder).items():
+        for path, stated in read_versions(folder).items():
             if stated != version:
                 raise ReleaseError(
                     f"{path} has version {stated}, not {version}. Change it and commit."
                 )
         self.commit = self._git("rev-parse", "HEAD")
-        self.notes = notes(folder, version)
+        self.notes = read_notes(folder, version)
         #: Time of the commit in seconds since 1970, for all files of the artifacts.
         self.time_s = int(self._git("log", "-1", "--format=%ct"))
 
@@ -65,7 +65,7 @@ class Checkout:
         return done.stdout.strip()
 
 
-def versions(folder: Path) -> dict[str, str]:
+def read_versions(folder: Path) -> dict[str, str]:
     """Return the version in each file that has one, by the name of the file."""
     read = {name: (folder / name).read_text() for name in _FILES}
     project = tomllib.loads(read["pyproject.toml"])["project"]
@@ -79,7 +79,7 @@ def versions(folder: Path) -> dict[str, str]:
     }
 
 
-def notes(folder: Path, version: str) -> str:
+def read_notes(folder: Path, version: str) -> str:
     """Return the changelog's section of a version. Raises `ReleaseError` without one."""
     text = (folder / "CHANGELOG.md").read_text()
     match = re.search(rf"(?ms)^## {re.escape(version)}(?= |$)[^\n]*\n(.*?)(?=^## |\Z)", text)

@@ -28,7 +28,7 @@ def build(name: str, checkout: Checkout, into: Path) -> None:
         _write_archive(name, into / f"{part}.oci.tar", checkout.time_s)
     except ClusterError as error:
         raise ReleaseError(str(error)) from None
-    bill = sbom.of_image(archive, f"shoal/{name}", checkout.version)
+    bill = sbom.describe_image(archive, f"shoal/{name}", checkout.version)
     (into / f"{part}.cdx.json").write_text(bill)
 
 

@@ -60,7 +60,7 @@ def make_files(sources: Path, version: str) -> dict[str, str]:
     manifests = {
         f"{NAME}.clusterserviceversion.yaml": _make_csv(rendered, about, crds, version),
         **{
-            f"{manifest['metadata']['name']}.{manifest['kind'].lower()}.yaml": _without_namespace(
+            f"{manifest['metadata']['name']}.{manifest['kind'].lower()}.yaml": _drop_namespace(
                 manifest
             )
             for manifest in rendered
@@ -112,7 +112,7 @@ def _list_unbound(rendered: list[Manifest]) -> list[Manifest]:
     return [role for role in roles if role["metadata"]["name"] not in bound]
 
 
-def _without_namespace(manifest: Manifest) -> Manifest:
+def _drop_namespace(manifest: Manifest) -> Manifest:
     """Return an object for the namespace into which OLM installs the operator."""
     meta = {key: value for key, value in manifest["metadata"].items() if key != "namespace"}
     return {**manifest, "metadata": meta}

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 _STATUS = "var/lib/dpkg/status"
 
 
-def of_image(archive: Path, name: str, version: str) -> str:
+def describe_image(archive: Path, name: str, version: str) -> str:
     """Return the bill of materials of a docker archive as JSON."""
-    components = {component["purl"]: component for component in _components(archive)}
+    components = {component["purl"]: component for component in _find_components(archive)}
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -28,43 +28,43 @@ def of_image(archive: Path, name: str, version: str) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _components(archive: Path) -> Iterator[dict[str, Any]]:
+def _find_components(archive: Path) -> Iterator[dict[str, Any]]:
     debian: list[dict[str, Any]] = []
     with tarfile.open(archive) as image:
-        manifest = json.load(_member(image, "manifest.json"))
+        manifest = json.load(_read_member(image, "manifest.json"))
         for layer in manifest[0]["Layers"]:
-            with tarfile.open(fileobj=_member(image, layer)) as files:
+            with tarfile.open(fileobj=_read_member(image, layer)) as files:
                 for entry in files:
                     path = entry.name.removeprefix("./")
                     if path.endswith(".dist-info/METADATA") and entry.isfile():
-                        about = HeaderParser().parsestr(_text(files, entry))
+                        about = HeaderParser().parsestr(_read_text(files, entry))
                         name = about["Name"].lower().replace("_", "-")
-                        yield _component("pypi", name, about["Version"])
+                        yield _make_component("pypi", name, about["Version"])
                     elif path == _STATUS and entry.isfile():
                         # A later layer has the whole list again.
-                        debian = list(_of_status(_text(files, entry)))
+                        debian = list(_parse_status(_read_text(files, entry)))
     yield from debian
 
 
-def _of_status(text: str) -> Iterator[dict[str, Any]]:
+def _parse_status(text: str) -> Iterator[dict[str, Any]]:
     for part in text.split("\n\n"):
         about = HeaderParser().parsestr(part)
         if about["Package"] and about["Status"] == "install ok installed":
-            yield _component("deb/debian", about["Package"], about["Version"])
+            yield _make_component("deb/debian", about["Package"], about["Version"])
 
 
-def _component(kind: str, name: str, version: str) -> dict[str, Any]:
+def _make_component(kind: str, name: str, version: str) -> dict[str, Any]:
     purl = f"pkg:{kind}/{quote(name)}@{quote(version)}"
     return {"type": "library", "name": name, "version": version, "purl": purl}
 
 
-def _member(archive: tarfile.TarFile, name: str) -> Any:
+def _read_member(archive: tarfile.TarFile, name: str) -> Any:
     file = archive.extractfile(name)
     assert file is not None, f"{name} is not a file"
     return file
 
 
-def _text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
+def _read_text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
     file = archive.extractfile(entry)
     assert file is not None
     return file.read().decode(errors="replace")

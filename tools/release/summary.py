@@ -43,13 +43,13 @@ def write(checkout: Checkout, into: Path, key: Ed25519PrivateKey | None) -> None
         f"\n{sizes}"
     )
     sums = "".join(
-        f"{_digest(path)}  {path.relative_to(into)}\n" for path in [*files, into / NOTES]
+        f"{_compute_digest(path)}  {path.relative_to(into)}\n" for path in [*files, into / NOTES]
     )
     (into / SUMS).write_text(sums)
     if key is not None:
         (into / SIGNATURE).write_bytes(key.sign(sums.encode()))
 
 
-def _digest(path: Path) -> str:
+def _compute_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -47,13 +47,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and assets that are not in `docs/`."""
     for path, page in DOCUMENTS.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
-    files.append(File.generated(config, "examples.md", content=examples()))
+    files.append(File.generated(config, "examples.md", content=build_examples()))
     for asset in sorted(ASSETS.iterdir()):
         folder = "images" if asset.suffix == ".svg" else "site"
         files.append(File.generated(config, f"{folder}/{asset.name}", abs_src_path=str(asset)))
     uris = {file.src_uri for file in files}
     for file in [f for f in files if f.is_documentation_page()]:
-        for path in _linked_files(file.content_string, repository_path(file.src_uri)):
+        for path in _find_linked_files(file.content_string, find_repository_path(file.src_uri)):
             if f"files/{path}" not in uris:
                 uris.add(f"files/{path}")
                 source = str(ROOT / path)
@@ -64,27 +64,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Replace links that are relative to the repository by those of the site, and leave pages out
     of the search that would answer a user's question with the reason for a decision."""
-    here = repository_path(page.file.src_uri)
+    here = find_repository_path(page.file.src_uri)
     if _UNSEARCHED.match(page.file.src_uri):
         page.meta["search"] = {"exclude": True}
 
-    def replaced(link: re.Match[str]) -> str:
-        target = site_path(link[2], here)
+    def replace(link: re.Match[str]) -> str:
+        target = find_site_path(link[2], here)
         if target is None:
             return link[0]
         relative = posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
         return f"{link[1]}{relative}{link[3] or ''}{link[4]}"
 
     parts = _FENCE.split(markdown)
-    return "".join(p if p.startswith("```") else _LINK.sub(replaced, p) for p in parts)
+    return "".join(p if p.startswith("```") else _LINK.sub(replace, p) for p in parts)
 
 
-def repository_path(page: str) -> str:
+def find_repository_path(page: str) -> str:
     """Return where the source of a page is in the repository."""
     return next((path for path, name in DOCUMENTS.items() if name == page), f"docs/{page}")
 
 
-def site_path(link: str, source: str) -> str | None:
+def find_site_path(link: str, source: str) -> str | None:
     """Return the path in the site of a link in a document, or None if MkDocs finds it."""
     if ":" in link:
         return None
@@ -98,13 +98,13 @@ def site_path(link: str, source: str) -> str | None:
     return f"files/{path}" if (ROOT / path).is_file() else None
 
 
-def _linked_files(markdown: str, source: str) -> list[str]:
+def _find_linked_files(markdown: str, source: str) -> list[str]:
     text = _FENCE.sub("", markdown)
-    targets = [site_path(link[2], source) for link in _LINK.finditer(text)]
+    targets = [find_site_path(link[2], source) for link in _LINK.finditer(text)]
     return [t.removeprefix("files/") for t in targets if t is not None and t.startswith("files/")]
 
 
-def examples() -> str:
+def build_examples() -> str:
     """Return the page with the manifests of `examples/`."""
     lines = ["# Examples", "", "Apply the manifests of a folder in the order of their numbers."]
     for folder in (name for name in FOLDERS if name.startswith("examples")):

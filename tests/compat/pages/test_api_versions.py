@@ -64,7 +64,7 @@ def test_kafkas_own_client_uses_the_latest_of_each(tools: KafkaTools) -> None:
     }
     for name, key, low, high in rows:
         if int(key) in compat_page.KAFKA:
-            assert name == compat_page.name(ApiKey(int(key)))
+            assert name == compat_page.get_name(ApiKey(int(key)))
         if low:
             assert usable[int(key)] == int(high or low), name
     unsupported = {int(key) for _, key, low, _ in rows if not low}

@@ -62,7 +62,7 @@ WITHOUT_SAMPLE = {
 
 
 def test_the_page_is_what_a_broker_serves() -> None:
-    assert PAGE.read_text() == metrics_page.page(metrics_page.served()), "make docs"
+    assert PAGE.read_text() == metrics_page.build_page(metrics_page.scrape_broker()), "make docs"
 
 
 def test_the_labels_are_those_of_the_samples(
@@ -73,16 +73,16 @@ def test_the_labels_are_those_of_the_samples(
         console.try_all(steps(SCENARIO))
         seen = eventually(lambda: complete(broker.scrape()), what="a sample of each family")
     wrong = {
-        name: f"serves {names}, the page has {metrics_page.labels(name)}"
+        name: f"serves {names}, the page has {metrics_page.find_labels(name)}"
         for name, names in seen.items()
-        if names and names != set(metrics_page.labels(name))
+        if names and names != set(metrics_page.find_labels(name))
     }
     assert not wrong
 
 
 def complete(text: str) -> dict[str, set[str]]:
     """Return the labels of each family, once all but `WITHOUT_SAMPLE` have a sample."""
-    found: dict[str, set[str]] = {m.name: set() for m in metrics_page.broker_metrics(text)}
+    found: dict[str, set[str]] = {m.name: set() for m in metrics_page.parse_broker_metrics(text)}
     sampled: set[str] = set()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -96,8 +96,8 @@ def complete(text: str) -> dict[str, set[str]]:
 
 
 def test_every_pattern_matches_a_metric() -> None:
-    names = [m.name for m in metrics_page.broker_metrics(PAGE_TEXT)]
-    names += [metric.name for metric, _ in metrics_page.operators_metrics()]
+    names = [m.name for m in metrics_page.parse_broker_metrics(PAGE_TEXT)]
+    names += [metric.name for metric, _ in metrics_page.list_operator_metrics()]
     patterns = [p for p, _ in (*metrics_page.LABELS, *metrics_page.UNITS)]
     patterns += [section.pattern for section in metrics_page.SECTIONS]
     assert [p for p in patterns if not any(re.search(p, name) for name in names)] == []
@@ -105,7 +105,7 @@ def test_every_pattern_matches_a_metric() -> None:
 
 def test_a_metric_without_a_section_is_found() -> None:
     with pytest.raises(ValueError, match="no section of SECTIONS has other_metric"):
-        metrics_page.page("# HELP other_metric What it is.\n# TYPE other_metric gauge\n")
+        metrics_page.build_page("# HELP other_metric What it is.\n# TYPE other_metric gauge\n")
 
 
 #: The names on the page, as a broker serves them.

@@ -30,10 +30,10 @@ OF_TARGETS = {"namespace", "pod", "job", "instance", "shoal_dev_cluster", "le"}
 def served() -> dict[str, set[str]]:
     """The labels of each metric that a broker or the operator serves."""
     found = {
-        metric.name: set(metrics_page.labels(metric.name))
-        for metric in metrics_page.broker_metrics(metrics_page.served())
+        metric.name: set(metrics_page.find_labels(metric.name))
+        for metric in metrics_page.parse_broker_metrics(metrics_page.scrape_broker())
     }
-    found |= {metric.name: set(names) for metric, names in metrics_page.operators_metrics()}
+    found |= {metric.name: set(names) for metric, names in metrics_page.list_operator_metrics()}
     for name in [n for n in found if n.endswith(("Ms", "_seconds"))]:
         found |= {f"{name}_{suffix}": found[name] for suffix in ("bucket", "sum", "count")}
     return found
@@ -109,7 +109,9 @@ def test_prometheus_reads_every_query(tmp_path: Path) -> None:
 
 def test_the_dashboards_are_made_by_their_program() -> None:
     files = {file.stem: file.read_text() for file in (CHART / "dashboards").glob("*.json")}
-    assert files == {name: dashboards.text(name) for name in dashboards.DASHBOARDS}, "make docs"
+    assert files == {name: dashboards.format_text(name) for name in dashboards.DASHBOARDS}, (
+        "make docs"
+    )
 
 
 def test_every_metric_on_the_page_for_strimzi_is_served(served: dict[str, set[str]]) -> None:

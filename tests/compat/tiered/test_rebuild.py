@@ -219,7 +219,9 @@ def test_metrics_have_the_labels_of_their_page(tiered: Tiered) -> None:
             if sample.name.startswith((prefix, "shoal_remote_")):
                 found.setdefault(sample.name, set()).update(sample.labels)
                 values[sample.name] = values.get(sample.name, 0) + sample.value
-    assert {n: labels for n, labels in found.items() if set(metrics_page.labels(n)) != labels} == {}
+    assert {
+        n: labels for n, labels in found.items() if set(metrics_page.find_labels(n)) != labels
+    } == {}
     assert values[f"{prefix}CopyRequestsPerSec_total"] == copies
     assert values[f"{prefix}CopyBytesPerSec_total"] > 3_000_000
     assert values[f"{prefix}FetchBytesPerSec_total"] > 3_000_000

@@ -60,7 +60,9 @@ def test_a_topics_defaults_are_those_of_the_broker_configs_it_inherits() -> None
 
 
 def test_the_generated_page_is_in_the_repository() -> None:
-    assert DOCS.read_text() == config_page.page(), "python tools/config_page.py > docs/configs.md"
+    assert DOCS.read_text() == config_page.build_page(), (
+        "python tools/config_page.py > docs/configs.md"
+    )
 
 
 @pytest.mark.parametrize(

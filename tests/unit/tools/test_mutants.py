@@ -49,7 +49,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_each_mutant_changes_one_thing(path: Path) -> None:
     found = {}
-    for mutant in mutants.mutants_of(path):
+    for mutant in mutants.find_mutants(path):
         importer = Importer(mutant)
         assert importer.find_spec("package.module") is not None
         assert importer.find_spec("package") is None
@@ -63,12 +63,12 @@ def test_each_mutant_changes_one_thing(path: Path) -> None:
 @pytest.mark.usefixtures("path")
 def test_a_place_that_is_gone_is_named() -> None:
     with pytest.raises(LookupError, match=r"module\.py:2:13 drop call is not in the source"):
-        mutants.mutated(Mutant("root/package/module.py", 2, 13, "drop call"))
+        mutants.compile_mutant(Mutant("root/package/module.py", 2, 13, "drop call"))
 
 
 def test_all_modules_of_the_parts_are_there() -> None:
-    assert set(mutants.product_files().values()) == set(mutants.PARTS)
-    assert len(mutants.product_files()) > 100
+    assert set(mutants.read_product_files().values()) == set(mutants.PARTS)
+    assert len(mutants.read_product_files()) > 100
 
 
 def test_only_what_was_found_before_is_lost(

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from release import __main__ as tool
 from release import charts, sbom, tar
-from release.checkout import Checkout, ReleaseError, notes, versions
+from release.checkout import Checkout, ReleaseError, read_notes, read_versions
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = {
@@ -167,7 +167,7 @@ def test_a_definition_that_helm_would_render_is_refused(folder: Path, tmp_path: 
     change(folder, "crds/things.yaml", "things}", '"{{ x }}"}')
     Checkout(folder, "1.2.3").export(tmp_path / "out")
     with pytest.raises(ReleaseError, match=r"things\.yaml"):
-        charts.definitions(tmp_path / "out", "1.2.3")
+        charts.read_definitions(tmp_path / "out", "1.2.3")
 
 
 def test_an_archive_depends_on_content_and_time_alone(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_bill_has_the_packages_of_all_layers(tmp_path: Path) -> None:
     manifest = json.dumps([{"Layers": list(layers)}]).encode()
     archive = tmp_path / "image.tar"
     archive.write_bytes(packed({"manifest.json": manifest, **layers}))
-    bill = json.loads(sbom.of_image(archive, "shoal/x", "1"))
+    bill = json.loads(sbom.describe_image(archive, "shoal/x", "1"))
     assert [one["purl"] for one in bill["components"]] == [
         "pkg:deb/debian/tini@0.19.0-1%2Bb3",
         "pkg:pypi/foo-bar@1.0",
@@ -210,6 +210,6 @@ def test_a_bill_has_the_packages_of_all_layers(tmp_path: Path) -> None:
 
 def test_this_tree_can_be_released() -> None:
     """All its files have one version, and the changelog has a section of it."""
-    found = versions(ROOT)
+    found = read_versions(ROOT)
     assert len(set(found.values())) == 1, found
-    assert notes(ROOT, found["pyproject.toml"])
+    assert read_notes(ROOT, found["pyproject.toml"])
