@@ -2,7 +2,7 @@
 
 They exist for mypy alone, which refuses a field that is not here, and have the fields that the
 operator writes. A part that a user adds keeps the type of its definition (`model/resources`), and a
-part without one is a `Manifest`.
+part without one is a plain dict.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal_operator.model.names import Manifest
     from shoal_operator.model.resources import queue_cluster as definition
 
 
@@ -181,24 +180,26 @@ class PodSpec(TypedDict):
     automountServiceAccountToken: bool
     enableServiceLinks: bool
     terminationGracePeriodSeconds: int
-    securityContext: PodSecurityContext | Manifest
-    topologySpreadConstraints: Sequence[TopologySpreadConstraint | Manifest]
-    containers: Sequence[Container | definition.QueueClusterSpecTemplatePodContainers | Manifest]
+    securityContext: PodSecurityContext | dict[str, Any]
+    topologySpreadConstraints: Sequence[TopologySpreadConstraint | dict[str, Any]]
+    containers: Sequence[
+        Container | definition.QueueClusterSpecTemplatePodContainers | dict[str, Any]
+    ]
     volumes: list[Volume | definition.QueueClusterSpecTemplatePodVolumes]
     initContainers: NotRequired[
-        Sequence[Manifest | definition.QueueClusterSpecTemplatePodInitContainers]
+        Sequence[dict[str, Any] | definition.QueueClusterSpecTemplatePodInitContainers]
     ]
     imagePullSecrets: NotRequired[Sequence[definition.QueueClusterSpecImagePullSecrets]]
     readinessGates: NotRequired[Sequence[ReadinessGate]]
     nodeSelector: NotRequired[dict[str, str]]
-    affinity: NotRequired[Manifest]
-    tolerations: NotRequired[list[Manifest]]
+    affinity: NotRequired[dict[str, Any]]
+    tolerations: NotRequired[list[dict[str, Any]]]
     priorityClassName: NotRequired[str]
     schedulerName: NotRequired[str]
     runtimeClassName: NotRequired[str]
-    hostAliases: NotRequired[list[Manifest]]
+    hostAliases: NotRequired[list[dict[str, Any]]]
     dnsPolicy: NotRequired[str]
-    dnsConfig: NotRequired[Manifest]
+    dnsConfig: NotRequired[dict[str, Any]]
 
 
 class PodTemplateMetadata(TypedDict):
@@ -274,14 +275,14 @@ class DeploymentSpec(TypedDict):
 
     replicas: int
     selector: LabelSelector
-    template: Manifest
+    template: dict[str, Any]
 
 
 class JobSpec(TypedDict):
     """Its template is the user's, with what the operator adds."""
 
     backoffLimit: int
-    template: Manifest
+    template: dict[str, Any]
     activeDeadlineSeconds: NotRequired[int]
 
 
@@ -325,7 +326,7 @@ class PolicyPeer(TypedDict):
 #: A rule of a NetworkPolicy. Without `from`, everybody may connect.
 IngressRule = TypedDict(
     "IngressRule",
-    {"ports": "list[PolicyPort]", "from": "NotRequired[Sequence[PolicyPeer | Manifest]]"},
+    {"ports": "list[PolicyPort]", "from": "NotRequired[Sequence[PolicyPeer | dict[str, Any]]]"},
 )
 
 
