@@ -84,7 +84,7 @@ def publish(spark: SparkSession) -> None:
 
     gauges = Gauges(spark)
 
-    class Listener(StreamingQueryListener):  # type: ignore[misc]
+    class ProgressListener(StreamingQueryListener):  # type: ignore[misc]
         def onQueryStarted(self, event: Any) -> None: ...
 
         def onQueryIdle(self, event: Any) -> None: ...
@@ -95,4 +95,4 @@ def publish(spark: SparkSession) -> None:
             for group, values in parse_counts(event.progress.sources):
                 gauges.set(group, values)
 
-    spark.streams.addListener(Listener())
+    spark.streams.addListener(ProgressListener())

@@ -25,7 +25,7 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.client.admin.groups import CommittedOffset, Group, make_commit_body
+from shoal.client.admin.groups import CommittedOffset, GroupDescription, make_commit_body
 from shoal.client.errors import ClientError, KafkaError, expect, is_transient
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.net.metadata import Topic
@@ -154,14 +154,14 @@ class Application:
         #: Whether everything is read and committed, and all tasks run, at the end.
         self.is_through = False
 
-    def saw_epochs(self, before: tuple[int, int], group: Group) -> None:
+    def saw_epochs(self, before: tuple[int, int], group: GroupDescription) -> None:
         """Check the epochs of a description. `before` is the value of `epochs` at its request."""
         now = (group.group_epoch, group.assignment_epoch)
         if now[0] < before[0] or now[1] < before[1]:
             raise Violation("streams-epoch", f"the group is in {now} after {before}")
         self.epochs = (max(now[0], self.epochs[0]), max(now[1], self.epochs[1]))
 
-    def saw_group(self, group: Group) -> None:
+    def saw_group(self, group: GroupDescription) -> None:
         """Check that the members of one description own each task at most once, and in a stable
         group exactly once."""
         tasks = sorted(task for member in group.members for task in member.tasks)
@@ -179,7 +179,7 @@ class Application:
                 f"{name} with {count} partitions: {topic.topic_id}, and {known} before",
             )
 
-    def runs_all(self, group: Group) -> bool:
+    def runs_all(self, group: GroupDescription) -> bool:
         """Whether each member runs the tasks that the group lists for it."""
         return all(
             member.member_id in self.members
@@ -415,14 +415,14 @@ async def watch(load: Workload, client: Client, _name: str) -> None:
         await _look(load, client)
 
 
-async def _look(load: Workload, client: Client) -> Group | None:
+async def _look(load: Workload, client: Client) -> GroupDescription | None:
     app = load.application
     before = app.epochs
     group = (await client.admin.groups.describe_streams([APPLICATION]))[APPLICATION]
     for name, topic in (await client.admin.topics.describe([REPARTITION, CHANGELOG])).items():
         if isinstance(topic, Topic):
             app.saw_topic(name, topic)
-    if not isinstance(group, Group):
+    if not isinstance(group, GroupDescription):
         return None
     app.saw_epochs(before, group)
     app.saw_group(group)

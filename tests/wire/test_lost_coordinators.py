@@ -12,7 +12,7 @@ from shoal.client import Client
 from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
 from shoal.client.net.cluster import GROUP, TRANSACTION, TopicPartition
-from shoal.client.net.metadata import Broker
+from shoal.client.net.metadata import BrokerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -57,7 +57,7 @@ def test_a_coordinator_whose_broker_is_gone_is_looked_up_again(
             remembered = cluster._coordinators  # noqa: SLF001 (only a dead broker could fill it)
             remembered |= {(kind, name): LOST for kind in (GROUP, TRANSACTION)}
             (port,) = free_ports(1)
-            cluster.brokers[LOST] = Broker(LOST, "127.0.0.1", port)
+            cluster.brokers[LOST] = BrokerInfo(LOST, "127.0.0.1", port)
             await call(client, name)
             cluster.brokers.pop(LOST, None)
             assert {

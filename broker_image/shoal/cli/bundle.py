@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shoal import __version__
 from shoal.cli import output, redaction
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
-from shoal.client.admin.groups import SHARE, STREAMS, Group
+from shoal.client.admin.groups import SHARE, STREAMS, GroupDescription
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.queues import lag
@@ -163,7 +163,7 @@ async def _describe_groups(client: Client) -> list[dict[str, Any]]:
     ]
 
 
-def _format_members(group: Group) -> list[dict[str, Any]]:
+def _format_members(group: GroupDescription) -> list[dict[str, Any]]:
     return [
         {
             "member": m.member_id,

@@ -16,7 +16,7 @@ from shoal.cli.session import USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say
 from shoal.client.admin.admin import Admin
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
-from shoal.client.admin.groups import CLASSIC, SHARE, STREAMS, TYPES, Group
+from shoal.client.admin.groups import CLASSIC, SHARE, STREAMS, TYPES, GroupDescription
 from shoal.client.admin.topics import OffsetSpec
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError, expect
@@ -24,7 +24,7 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.client.queues import lag, resets, skipped_records
 from shoal.client.queues.gaps import Gap, find_gaps
 from shoal.client.queues.held_keys import HeldKey, find_held_keys
-from shoal.client.queues.key_range_owners import Owner, find_group_owners, select_sharing
+from shoal.client.queues.key_range_owners import RangeOwner, find_group_owners, select_sharing
 from shoal.monitoring import delays, remedies, scrape, stop_reasons
 from shoal.protocol.errors import ErrorCode
 
@@ -94,7 +94,9 @@ async def show_lag(
         listed = select_groups(await admin.groups.list(), show_all=all_)
         results = await admin.groups.describe(listed)
         described = {
-            g: description for g, description in results.items() if isinstance(description, Group)
+            g: description
+            for g, description in results.items()
+            if isinstance(description, GroupDescription)
         }
     positions = await lag.find_positions(
         admin, {g: description.type for g, description in described.items()}
@@ -119,7 +121,7 @@ async def show_lag(
 
 
 async def read_numbers(
-    admin: Admin, groups: Mapping[str, Group], metrics: list[str] | None
+    admin: Admin, groups: Mapping[str, GroupDescription], metrics: list[str] | None
 ) -> scrape.ShareGroupMetrics | None:
     """Read the brokers' metrics if one of these groups is a share group."""
     if any(g.type == SHARE for g in groups.values()):
@@ -128,7 +130,9 @@ async def read_numbers(
 
 
 def _find_share_numbers(
-    numbers: scrape.ShareGroupMetrics | None, group: Group, positions: Iterable[lag.Position]
+    numbers: scrape.ShareGroupMetrics | None,
+    group: GroupDescription,
+    positions: Iterable[lag.Position],
 ) -> scrape.ShareNumbers | None:
     """Return the numbers of a share group, or None if the brokers do not report them (yet)."""
     if numbers is None or group.type != SHARE:
@@ -192,7 +196,7 @@ async def describe(
         _print_gaps(find_gaps(owned.get(group, ())))
 
 
-def _print_owners(range_owners: list[Owner]) -> None:
+def _print_owners(range_owners: list[RangeOwner]) -> None:
     """Print who shares partitions by key ranges, the lowest position of each partition first."""
     if not range_owners:
         return
@@ -216,7 +220,7 @@ def _print_gaps(lowest_gaps: list[Gap]) -> None:
 
 
 def _to_json(
-    group: Group, positions: list[lag.Position], share: scrape.ShareNumbers | None
+    group: GroupDescription, positions: list[lag.Position], share: scrape.ShareNumbers | None
 ) -> dict[str, Any]:
     described = {
         "group": group.group_id,
@@ -289,7 +293,7 @@ def _format_numbers(share: scrape.ShareNumbers) -> list[str]:
 
 
 def _print_group(
-    group: Group,
+    group: GroupDescription,
     positions: list[lag.Position],
     share: scrape.ShareNumbers | None,
     *,
@@ -334,7 +338,7 @@ def _print_group(
 
 async def _print_skipped(
     admin: Admin,
-    group: Group,
+    group: GroupDescription,
     positions: list[lag.Position],
     share: scrape.ShareNumbers | None,
 ) -> None:
@@ -350,7 +354,9 @@ async def _print_skipped(
         say(f"\n{skipped_records.say_perhaps_left_behind(group.group_id, topic, count)}")
 
 
-def _make_position_rows(group: Group, positions: list[lag.Position]) -> list[dict[str, Any]]:
+def _make_position_rows(
+    group: GroupDescription, positions: list[lag.Position]
+) -> list[dict[str, Any]]:
     members = {p: m.member_id for m in group.members for p in m.assignment}
     shared = Counter(p for m in group.members for p in m.key_ranges)
     members |= {p: f"shared by {count}" for p, count in shared.items()}
@@ -370,7 +376,7 @@ def _make_position_rows(group: Group, positions: list[lag.Position]) -> list[dic
     return rows
 
 
-def _make_member_rows(group: Group) -> list[dict[str, Any]]:
+def _make_member_rows(group: GroupDescription) -> list[dict[str, Any]]:
     return [
         {
             "member": m.member_id,
@@ -510,7 +516,7 @@ async def _find_kind_to_reset(admin: Admin, group: str, type: str | None) -> tup
 async def _find_kind(admin: Admin, group: str) -> tuple[str, int]:
     """Return the group's type and its number of members. Raises GROUP_ID_NOT_FOUND."""
     described = (await admin.groups.describe([group]))[group]
-    if isinstance(described, Group):
+    if isinstance(described, GroupDescription):
         if described.type != SHARE and described.state == "Dead":
             return await _find_listed_kind(admin, group), 0
         return described.type, len(described.members)

@@ -19,7 +19,7 @@ from shoal import __version__
 from shoal.cli.terminal import say
 
 
-class Command(NamedTuple):
+class CommandModule(NamedTuple):
     """The module whose `app` (a `typer.Typer`) is the command, and its line in `shoal --help`."""
 
     module: str
@@ -27,62 +27,76 @@ class Command(NamedTuple):
 
 
 #: The commands, in the order of `shoal --help`. One without a module is a plug-in (`PLUGINS`).
-COMMANDS: dict[str, Command] = {
-    "server": Command("shoal.cli.server", "Run a broker."),
-    "cluster": Command("shoal.cli.cluster", "Run a test cluster here, or describe any cluster."),
-    "topics": Command(
+COMMANDS: dict[str, CommandModule] = {
+    "server": CommandModule("shoal.cli.server", "Run a broker."),
+    "cluster": CommandModule(
+        "shoal.cli.cluster", "Run a test cluster here, or describe any cluster."
+    ),
+    "topics": CommandModule(
         "shoal.cli.topics",
         "Manage topics, move their replicas, and delete old records.",
     ),
-    "queue": Command(
+    "queue": CommandModule(
         "shoal.cli.queue",
         "Create, list, describe and delete queues: topic, group and dead letters in one.",
     ),
-    "produce": Command("shoal.cli.produce", "Send records from standard input or a file."),
-    "consume": Command("shoal.cli.consume", "Read records, by offset or in a consumer group."),
-    "share-consume": Command(
+    "produce": CommandModule("shoal.cli.produce", "Send records from standard input or a file."),
+    "consume": CommandModule(
+        "shoal.cli.consume", "Read records, by offset or in a consumer group."
+    ),
+    "share-consume": CommandModule(
         "shoal.cli.share_consume", "Acquire records from a share group and settle them."
     ),
-    "worker": Command("shoal.cli.worker", "Run the handlers of an application for its topics."),
-    "schedule": Command("shoal.cli.schedule", "Produce records at the times of cron expressions."),
-    "groups": Command(
+    "worker": CommandModule(
+        "shoal.cli.worker", "Run the handlers of an application for its topics."
+    ),
+    "schedule": CommandModule(
+        "shoal.cli.schedule", "Produce records at the times of cron expressions."
+    ),
+    "groups": CommandModule(
         "shoal.cli.groups", "List, describe, reset and delete groups; show their lag."
     ),
-    "dlq": Command("shoal.cli.dlq", "List, show, redrive and delete dead letters."),
-    "share": Command(
+    "dlq": CommandModule("shoal.cli.dlq", "List, show, redrive and delete dead letters."),
+    "share": CommandModule(
         "shoal.cli.share", "Show records in flight, and pause or resume delivery to a group."
     ),
-    "transactions": Command(
+    "transactions": CommandModule(
         "shoal.cli.transactions", "List and describe transactions; find and end those that hang."
     ),
-    "profile": Command("shoal.cli.profile", "Create, choose, show and delete named clusters."),
-    "configs": Command(
+    "profile": CommandModule(
+        "shoal.cli.profile", "Create, choose, show and delete named clusters."
+    ),
+    "configs": CommandModule(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),
-    "acls": Command("shoal.cli.acls", "List, add and remove access control entries."),
-    "users": Command("shoal.cli.users", "List, add and remove users with SCRAM passwords."),
-    "tokens": Command("shoal.cli.tokens", "Create, renew, end and list delegation tokens."),
-    "quotas": Command(
+    "acls": CommandModule("shoal.cli.acls", "List, add and remove access control entries."),
+    "users": CommandModule("shoal.cli.users", "List, add and remove users with SCRAM passwords."),
+    "tokens": CommandModule("shoal.cli.tokens", "Create, renew, end and list delegation tokens."),
+    "quotas": CommandModule(
         "shoal.cli.quotas", "List, set and remove quotas of users, clients and addresses."
     ),
-    "storage": Command(
+    "storage": CommandModule(
         "shoal.cli.storage",
         "Show and check the object store, and restore a lost cluster.",
     ),
-    "whoami": Command("shoal.cli.whoami", "Show how the cluster has authenticated you."),
-    "explain": Command("shoal.cli.explain", "Show the rule that decides what a user may do."),
-    "debug": Command("shoal.cli.debug", "Collect a support bundle without secrets."),
-    "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),
-    "console": Command("shoal.cli.console", "Serve a web page that shows the queues of a cluster."),
-    "demo": Command("shoal.cli.demo", "Run the image pipeline with Spark on this machine."),
-    "up": Command("", "Run a folder of manifests on this machine, without Kubernetes."),
-    "get": Command("", "Show the resources of `shoal up`, as kubectl does."),
-    "describe": Command("", "Show a resource of `shoal up` with its events."),
-    "apply": Command("", "Create or change resources of `shoal up`."),
-    "delete": Command("", "Delete resources of `shoal up`."),
-    "logs": Command("", "Print what consumers and brokers of `shoal up` have printed."),
-    "down": Command("", "End `shoal up`, and keep its data."),
-    "dump": Command("shoal.cli.dump", "Print log segments and internal topics as JSON."),
+    "whoami": CommandModule("shoal.cli.whoami", "Show how the cluster has authenticated you."),
+    "explain": CommandModule("shoal.cli.explain", "Show the rule that decides what a user may do."),
+    "debug": CommandModule("shoal.cli.debug", "Collect a support bundle without secrets."),
+    "top": CommandModule(
+        "shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."
+    ),
+    "console": CommandModule(
+        "shoal.cli.console", "Serve a web page that shows the queues of a cluster."
+    ),
+    "demo": CommandModule("shoal.cli.demo", "Run the image pipeline with Spark on this machine."),
+    "up": CommandModule("", "Run a folder of manifests on this machine, without Kubernetes."),
+    "get": CommandModule("", "Show the resources of `shoal up`, as kubectl does."),
+    "describe": CommandModule("", "Show a resource of `shoal up` with its events."),
+    "apply": CommandModule("", "Create or change resources of `shoal up`."),
+    "delete": CommandModule("", "Delete resources of `shoal up`."),
+    "logs": CommandModule("", "Print what consumers and brokers of `shoal up` have printed."),
+    "down": CommandModule("", "End `shoal up`, and keep its data."),
+    "dump": CommandModule("shoal.cli.dump", "Print log segments and internal topics as JSON."),
 }
 
 #: Commands of other packages, by entry points of this group: the engine does not import them.

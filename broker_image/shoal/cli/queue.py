@@ -15,7 +15,7 @@ from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say
 from shoal.client.admin.admin import Admin
 from shoal.client.admin.configs import AlterOperation, ConfigChange
-from shoal.client.admin.groups import Group
+from shoal.client.admin.groups import GroupDescription
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError, expect
 from shoal.client.queues import lag, queue_creation, queue_settings
@@ -49,7 +49,7 @@ class Backlog(NamedTuple):
 
     topic: str
     partitions: list[lag.Position]
-    group: Group
+    group: GroupDescription
     dead_letter_topic: str | None
     #: Records in the topic of dead letters, of all groups that write there; None without a topic.
     dead_letters: int | None
@@ -197,7 +197,7 @@ async def _read_backlogs(
     left out."""
     admin = client.admin
     results = await admin.groups.describe(groups) if groups else {}
-    described = {g: group for g, group in results.items() if isinstance(group, Group)}
+    described = {g: group for g, group in results.items() if isinstance(group, GroupDescription)}
     positions = await lag.find_positions(admin, {g: d.type for g, d in described.items()})
     numbers = await read_numbers(admin, described, metrics)
     topics_by_group = {

@@ -30,7 +30,7 @@ from shoal.client.admin.configs import (
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError, expect
 from shoal.client.net.cluster import TopicPartition
-from shoal.client.net.metadata import Broker, PartitionInfo
+from shoal.client.net.metadata import BrokerInfo, PartitionInfo
 from shoal.monitoring import remedies
 
 app = make_app("Move replicas to other brokers: plan, apply, verify, cancel.")
@@ -222,7 +222,7 @@ def _make_row(
     }
 
 
-async def _find_running(client: Client) -> dict[int, Broker]:
+async def _find_running(client: Client) -> dict[int, BrokerInfo]:
     """Return the brokers that run, by id."""
     cluster = await client.admin.describe_cluster()
     return {broker.node_id: broker for broker in cluster.brokers}

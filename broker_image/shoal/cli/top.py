@@ -26,7 +26,7 @@ from shoal.cli.groups import Metrics
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import command, make_app, warn
 from shoal.client.admin.admin import Admin
-from shoal.client.admin.groups import SHARE, Group
+from shoal.client.admin.groups import SHARE, GroupDescription
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, is_transient
 from shoal.client.net.cluster import TopicPartition
@@ -145,7 +145,9 @@ async def sample(
     positions = await lag.find_positions(admin, listed.values()) if listed else {}
     refusals: list[str] = []
     numbers = await scrape.read_group_numbers(admin, metrics, refusals.append)
-    described_groups = {g: group for g, group in described.items() if isinstance(group, Group)}
+    described_groups = {
+        g: group for g, group in described.items() if isinstance(group, GroupDescription)
+    }
     paused = await scrape.find_paused_groups(admin, described_groups.values())
     groups = {
         g: _make_group_sample(group, positions.get(g, []), numbers, paused=g in paused)
@@ -166,7 +168,7 @@ async def sample(
 
 
 def _make_group_sample(
-    group: Group,
+    group: GroupDescription,
     positions: list[lag.Position],
     numbers: Mapping[str, scrape.ShareNumbers] | None,
     *,

@@ -18,7 +18,7 @@ from shoal.client.errors import ClientError, KafkaError, is_transient
 from shoal.console import openid
 from shoal.console import sampler as samplers
 from shoal.console.actors import Actors
-from shoal.console.connections import ConnectionLimits, count_requests, send_in_pieces
+from shoal.console.connections import HttpConnectionLimits, count_requests, send_in_pieces
 from shoal.console.forms import FORM_BYTES_MAX, Forms
 from shoal.console.kubernetes import Kubernetes, reading
 from shoal.console.live import EventStreams
@@ -309,7 +309,7 @@ async def serving(
         try:
             assert runner.server is not None
             async with (
-                ConnectionLimits().serving(
+                HttpConnectionLimits().serving(
                     runner.server, access.host, access.port, ssl_context
                 ) as port,
                 samplers.running(sampler),

@@ -42,12 +42,12 @@ PIECE_BYTES = 64 << 10
 HANDSHAKE_S = 10.0
 
 
-class ConnectionLimits:
+class HttpConnectionLimits:
     """The open connections of one console. `held_bytes` is what all of them hold."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.connections: dict[Connection, None] = {}
+        self.connections: dict[HttpConnection, None] = {}
         self.held_bytes = 0
         #: The requests that have not begun, by address.
         self._turns: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -72,14 +72,14 @@ class ConnectionLimits:
         if self._turns:
             asyncio.get_running_loop().call_soon(self._begin_next)
 
-    def admit(self, connection: Connection) -> None:
+    def admit(self, connection: HttpConnection) -> None:
         """Add a connection. Cut one off if there are too many."""
         if len(self.connections) >= CONNECTIONS_MAX:
             idle = [other for other in self.connections if other.is_waiting]
             min(idle, key=lambda other: other.changed_at_s, default=connection).abort()
         self.connections[connection] = None
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: HttpConnection) -> None:
         self.connections.pop(connection, None)
 
     def charge(self, more_bytes: int) -> None:
@@ -100,7 +100,7 @@ class ConnectionLimits:
         """Serve at an address, and yield the port. Raises `OSError` if it is in use."""
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(
-            lambda: Connection(self, server()),
+            lambda: HttpConnection(self, server()),
             host,
             port,
             ssl=context,
@@ -121,14 +121,14 @@ class ConnectionLimits:
             self.check()
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection, in front of aiohttp's protocol.
 
     `is_waiting` is whether no request of it is being answered, since `changed_at_s`. `held_bytes`
     are its share of those of all.
     """
 
-    def __init__(self, limits: ConnectionLimits, inner: asyncio.Protocol) -> None:
+    def __init__(self, limits: HttpConnectionLimits, inner: asyncio.Protocol) -> None:
         self.limits, self._inner = limits, inner
         self._transport: asyncio.Transport | None = None
         self._requests = self._received = self._unread = self._answer = 0
@@ -226,10 +226,10 @@ class Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
 
-def find_connection(request: web.Request) -> Connection | None:
+def find_connection(request: web.Request) -> HttpConnection | None:
     """Return the connection of a request; None if it has ended, or has no limits."""
     connection = request.transport and request.transport.get_protocol()
-    return connection if isinstance(connection, Connection) else None
+    return connection if isinstance(connection, HttpConnection) else None
 
 
 async def send_in_pieces(request: web.Request, response: web.StreamResponse, body: bytes) -> None:

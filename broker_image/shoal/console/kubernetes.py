@@ -76,7 +76,7 @@ class KubernetesResource(NamedTuple):
     other: tuple[tuple[str, str, str], ...]
 
 
-class ShareConsumerStatus(NamedTuple):
+class ShareConsumerSummary(NamedTuple):
     """A ShareConsumer: the number of consumers, and why. Numbers are None if not reported."""
 
     namespace: str
@@ -118,7 +118,7 @@ class KubernetesSnapshot:
     """One reading. `problems` are sentences about what could not be read."""
 
     at_ms: int
-    consumers: Sequence[ShareConsumerStatus] = ()
+    consumers: Sequence[ShareConsumerSummary] = ()
     resources: Sequence[KubernetesResource] = ()
     events: Sequence[KubernetesEvent] = ()
     problems: Sequence[str] = ()
@@ -189,7 +189,7 @@ class Kubernetes:
         )
         self._remember(consumers)
 
-    def make_chart(self, consumer: ShareConsumerStatus) -> Chart:
+    def make_chart(self, consumer: ShareConsumerSummary) -> Chart:
         """Return an hour of consumers against partitions."""
         points = self._points.get((consumer.namespace, consumer.name), deque())
         columns = list(zip(*points, strict=True)) or [()] * len(_Point._fields)
@@ -201,7 +201,7 @@ class Kubernetes:
         title = f"Consumers of {consumer.name} against partitions"
         return draw_chart(title, columns[0], lines, now_s=time.monotonic())
 
-    def _remember(self, consumers: list[ShareConsumerStatus]) -> None:
+    def _remember(self, consumers: list[ShareConsumerSummary]) -> None:
         now_s = time.monotonic()
         keys = {(consumer.namespace, consumer.name) for consumer in consumers}
         for key in self._points.keys() - keys:
@@ -306,7 +306,7 @@ def _get_group_id(group: dict[str, Any]) -> str:
 
 def _parse_consumer(
     item: dict[str, Any], groups: Mapping[tuple[str, str], str]
-) -> ShareConsumerStatus:
+) -> ShareConsumerSummary:
     namespace, name = _get_place(item)
     spec, status = item.get("spec") or {}, item.get("status") or {}
     share_group = str(spec.get("shareGroup", ""))
@@ -320,7 +320,7 @@ def _parse_consumer(
         value = status.get(name)
         return value if isinstance(value, int) else None
 
-    return ShareConsumerStatus(
+    return ShareConsumerSummary(
         namespace,
         name,
         groups.get((namespace, share_group), share_group),

@@ -20,7 +20,7 @@ from shoal.client.queues.key_range_owners import WHOLE, find_group_owners
 from shoal.client.queues.timestamps import parse_timestamp
 from shoal.console import dead_letters, figures, holdings, payloads, queues, records, tenants
 from shoal.console.charts import ChartLine, draw_chart
-from shoal.console.queues import Level, Queue
+from shoal.console.queues import Level, MonitoredQueue
 from shoal.console.sample import ClusterSample, MetricsSource
 from shoal.console.security import HEADERS, LOGIN, USER
 from shoal.dead_letters.dead_letter_topics import TOPIC, find_bounds
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.client.admin.configs import ConfigEntry
-    from shoal.client.admin.groups import Group
+    from shoal.client.admin.groups import GroupDescription
     from shoal.client.client import Client
     from shoal.client.net.metadata import Topic
     from shoal.client.queues.lag import Position
@@ -195,7 +195,9 @@ class Pages:
         except ClientError:
             return True
 
-    async def _make_key_ranges(self, group: Group, positions: list[Position]) -> dict[str, object]:
+    async def _make_key_ranges(
+        self, group: GroupDescription, positions: list[Position]
+    ) -> dict[str, object]:
         """Return the key ranges of a group, and the gaps of partitions without any."""
         name = group.group_id
         range_owners = await find_group_owners(self._client.admin, [group], {name: positions})
@@ -257,7 +259,7 @@ class Pages:
         return self._holdings[name]
 
     async def _read_hours(
-        self, sample: ClusterSample, group_queues: list[Queue]
+        self, sample: ClusterSample, group_queues: list[MonitoredQueue]
     ) -> tuple[dict[str, Hour], str]:
         """Return the history of a group's queues by topic: what Prometheus has, and of the others
         what the console has kept, with a sentence that says why."""

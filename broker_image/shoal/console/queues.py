@@ -103,7 +103,7 @@ _DELAYED = QueueState(Level.GOOD, "Delayed")
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class MonitoredQueue:
     """One share group on one topic.
 
     Counts are records and None if unknown. `depth` is the lag: all records that are not settled.
@@ -166,7 +166,7 @@ def divide_parts(depth: int | None, numbers: ShareNumbers | None) -> list[QueueP
     return [QueuePart("available", "Available", available, "can be acquired now"), *other_parts]
 
 
-def make_queues(sample: ClusterSample, history: QueueHistory) -> list[Queue]:
+def make_queues(sample: ClusterSample, history: QueueHistory) -> list[MonitoredQueue]:
     """Return all queues, the most troubled first, then the deepest."""
     by_topic = _sum_by_topic(sample)
     made = []
@@ -180,7 +180,7 @@ def make_queues(sample: ClusterSample, history: QueueHistory) -> list[Queue]:
     return sorted(made, key=_get_urgency)
 
 
-def _get_urgency(queue: Queue) -> tuple[int, int, str, str]:
+def _get_urgency(queue: MonitoredQueue) -> tuple[int, int, str, str]:
     return -queue.state.level, -(queue.depth or 0), queue.group, queue.topic
 
 
@@ -191,7 +191,7 @@ def _make_queue(
     positions: list[Position],
     by_topic: Mapping[tuple[str, str], ShareNumbers],
     series: Series,
-) -> Queue:
+) -> MonitoredQueue:
     depth = _sum_known(p.lag for p in positions)
     numbers = None
     partitions = sample.numbers.partitions if sample.numbers else {}
@@ -203,7 +203,7 @@ def _make_queue(
         if p.lag and p.offset is not None and (p.partition, p.offset) in sample.oldest_ms
     ]
     letters_of = sample.letter_topics.get(group)
-    queue = Queue(
+    queue = MonitoredQueue(
         group,
         topic,
         len(sample.groups[group].members),
@@ -219,7 +219,7 @@ def _make_queue(
     return _with_states(queue, _find_stops(sample, group), series)
 
 
-def _with_states(queue: Queue, stops: Iterable[str], series: Series) -> Queue:
+def _with_states(queue: MonitoredQueue, stops: Iterable[str], series: Series) -> MonitoredQueue:
     states = [_STOPS.get(why, _LETTERS_FAIL) for why in stops]
     if queue.numbers is not None and queue.numbers.keys_held and queue.numbers.held_by_key:
         states.append(_KEYS_HELD)
@@ -240,11 +240,11 @@ def _with_states(queue: Queue, stops: Iterable[str], series: Series) -> Queue:
             states.append(_MOVING)
         else:
             states.append(_WAITING)
-    fields = {name: getattr(queue, name) for name in Queue.__slots__}
-    return Queue(**{**fields, "states": tuple(states)})
+    fields = {name: getattr(queue, name) for name in MonitoredQueue.__slots__}
+    return MonitoredQueue(**{**fields, "states": tuple(states)})
 
 
-def _may_progress(queue: Queue) -> bool:
+def _may_progress(queue: MonitoredQueue) -> bool:
     """Whether records could be delivered now; a queue of delayed records only waits."""
     if queue.numbers is None:
         return True
@@ -260,7 +260,7 @@ def _find_stops(sample: ClusterSample, group: str) -> list[str]:
 def find_causes(
     sample: ClusterSample,
     group: str,
-    group_queues: Iterable[Queue],
+    group_queues: Iterable[MonitoredQueue],
     holdings: Holdings | None = None,
 ) -> list[QueueCause]:
     """Return why records of a group are not delivered, each with its remedy.
@@ -291,7 +291,7 @@ def find_causes(
 
 
 def _find_queue_causes(
-    sample: ClusterSample, queue: Queue, holdings: Holdings | None
+    sample: ClusterSample, queue: MonitoredQueue, holdings: Holdings | None
 ) -> list[QueueCause]:
     group, words = queue.group, {state.words for state in queue.states}
     causes = []
@@ -354,7 +354,9 @@ def describe_skipped(sample: ClusterSample, group: str) -> list[str]:
     return [skipped_records.say_perhaps_left_behind(group, *entry) for entry in skipped.items()]
 
 
-def _describe_holders(sample: ClusterSample, queue: Queue, holdings: Holdings | None) -> str:
+def _describe_holders(
+    sample: ClusterSample, queue: MonitoredQueue, holdings: Holdings | None
+) -> str:
     """Return a sentence on the consumers that hold records of a queue, the most first."""
     members = {member.member_id: member for member in sample.groups[queue.group].members}
     holders = [

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.client.admin.admin import ClusterDescription, LogDir
-    from shoal.client.admin.groups import Group, GroupListing
+    from shoal.client.admin.groups import GroupDescription, GroupListing
     from shoal.client.net.cluster import TopicPartition
     from shoal.client.net.metadata import Topic
     from shoal.client.queues.lag import Position
@@ -47,7 +47,7 @@ class ClusterSample:
     health: ClusterHealth
     topics: Mapping[str, Topic]
     listed: Mapping[str, GroupListing]
-    groups: Mapping[str, Group]
+    groups: Mapping[str, GroupDescription]
     positions: Mapping[str, list[Position]]
     numbers: ShareGroupMetrics | None
     metrics: MetricsSource

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
-from shoal.client.admin.groups import SHARE, STREAMS, Group
+from shoal.client.admin.groups import SHARE, STREAMS, GroupDescription
 from shoal.client.admin.topics import OffsetSpec
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.net.cluster import TopicPartition
@@ -48,7 +48,7 @@ class Sampler:
         """`metrics` are addresses of metrics listeners; the default is what brokers report."""
         self.interval_s = interval_s
         self.sample: ClusterSample | None = None
-        self.queues: list[queues.Queue] = []
+        self.queues: list[queues.MonitoredQueue] = []
         self.history = QueueHistory()
         #: Why the last attempt failed, and since when attempts fail (epoch milliseconds).
         self.error: str | None = None
@@ -184,9 +184,11 @@ class Sampler:
             await self._read_log_starts(groups, positions, numbers),
         )
 
-    async def _describe(self, names: list[str]) -> dict[str, Group]:
+    async def _describe(self, names: list[str]) -> dict[str, GroupDescription]:
         described = await self._client.admin.groups.describe_share(names) if names else {}
-        return {name: group for name, group in described.items() if isinstance(group, Group)}
+        return {
+            name: group for name, group in described.items() if isinstance(group, GroupDescription)
+        }
 
     async def _find_positions(self, listed: Any) -> dict[str, list[Position]]:
         return await lag.find_positions(self._client.admin, listed) if listed else {}
@@ -239,7 +241,7 @@ class Sampler:
 
     async def _read_log_starts(
         self,
-        groups: Mapping[str, Group],
+        groups: Mapping[str, GroupDescription],
         positions: Mapping[str, list[Position]],
         numbers: scrape.ShareGroupMetrics | None,
     ) -> dict[TopicPartition, int]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType, Configs
-from shoal.client.admin.groups import Group, Groups
+from shoal.client.admin.groups import GroupDescription, Groups
 from shoal.client.admin.share_groups import ShareGroups
 from shoal.client.admin.topics import OffsetSpec, Topics
 from shoal.client.consume.consumer import ConsumerMembership
@@ -631,7 +631,7 @@ class _RedriveTurn:
         """Return the client ids of other members."""
         group = self._member.group
         description = (await self._groups.describe([group]))[group]
-        if not isinstance(description, Group):
+        if not isinstance(description, GroupDescription):
             raise description
         return [
             f"{m.client_host.lstrip('/')} ({m.client_id})"

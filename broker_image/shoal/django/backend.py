@@ -21,7 +21,7 @@ from shoal.django.framework import (
     signals,
 )
 from shoal.django.messages import TaskMessage, now, to_priority
-from shoal.django.options import DELAY_MAX_S, InvalidOption, Options
+from shoal.django.options import DELAY_MAX_S, InvalidBackendOption, Options
 from shoal.metadata.names import find_topic_name_error
 from shoal.worker.backoff import parse_seconds
 
@@ -51,14 +51,14 @@ class ShoalBackend(BaseTaskBackend):  # type: ignore[misc]
         self.read: Options | None
         try:
             self.read, self.problem = Options.from_settings(self.options), ""
-        except InvalidOption as error:
+        except InvalidBackendOption as error:
             self.read, self.problem = None, str(error)
 
     @property
     def shoal(self) -> Options:
-        """The checked OPTIONS. Raises `InvalidOption`."""
+        """The checked OPTIONS. Raises `InvalidBackendOption`."""
         if self.read is None:
-            raise InvalidOption(f"TASKS[{self.alias!r}]['OPTIONS']: {self.problem}")
+            raise InvalidBackendOption(f"TASKS[{self.alias!r}]['OPTIONS']: {self.problem}")
         return self.read
 
     def validate_task(self, task: Any) -> None:

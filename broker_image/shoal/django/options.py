@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DELAY_MAX_S = 7 * 86400
 
 
-class InvalidOption(ValueError):
+class InvalidBackendOption(ValueError):
     """Why OPTIONS cannot be used. The message names the option."""
 
 
@@ -46,13 +46,13 @@ class Options:
 
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> Options:
-        """Read OPTIONS. Raises `InvalidOption`."""
+        """Read OPTIONS. Raises `InvalidBackendOption`."""
         names = [each.name for each in fields(cls)]
         for name in options:
             if name not in names:
                 close = difflib.get_close_matches(name, names, 1)
                 hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(names)}."
-                raise InvalidOption(f"there is no option {name!r}. {hint}")
+                raise InvalidBackendOption(f"there is no option {name!r}. {hint}")
         values = dict(options)
         servers = values.get("bootstrap_servers", "")
         if isinstance(servers, list | tuple):
@@ -64,11 +64,13 @@ class Options:
     def _check(self) -> None:
         for name in ("bootstrap_servers", "topic_prefix", "group", "dead_letters"):
             if not isinstance(getattr(self, name), str):
-                raise InvalidOption(f"{name} is {getattr(self, name)!r}, but not a text")
+                raise InvalidBackendOption(f"{name} is {getattr(self, name)!r}, but not a text")
         for name, least in (("concurrency", 1), ("retries", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
-                raise InvalidOption(f"{name} is {value!r}; it is a number of at least {least}")
+                raise InvalidBackendOption(
+                    f"{name} is {value!r}; it is a number of at least {least}"
+                )
         for name, parse in (
             ("enqueue_timeout", parse_seconds),
             ("timeout", parse_seconds),
@@ -77,11 +79,11 @@ class Options:
             try:
                 parse(getattr(self, name))
             except (ValueError, TypeError) as error:
-                raise InvalidOption(f"{name}: {error}") from None
+                raise InvalidBackendOption(f"{name}: {error}") from None
         if not self.group:
-            raise InvalidOption("group is empty. Name the share group of the workers.")
+            raise InvalidBackendOption("group is empty. Name the share group of the workers.")
         if reserved_groups.is_reserved(self.group):
-            raise InvalidOption(f"{reserved_groups.format_refusal(self.group)}.")
+            raise InvalidBackendOption(f"{reserved_groups.format_refusal(self.group)}.")
 
     def read_client(self) -> Settings:
         """Return the settings of a client. Raises `ValueError`."""

@@ -1,9 +1,9 @@
 """The messages that one channel holds, and its room for more (`basic.qos`).
 
 Everything here runs on the event loop of the link, except that the channel's own thread takes
-messages out of the `Inbox`. A share group's record takes its room when it is acquired, and gives it
-back when it is settled: so a channel never locks more records than its prefetch count, over all
-queues together.
+messages out of the `ChannelInbox`. A share group's record takes its room when it is acquired, and
+gives it back when it is settled: so a channel never locks more records than its prefetch count,
+over all queues together.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ UNLIMITED_MAX = 1_000
 TURN_S = 0.2
 
 
-class Reader(Protocol):
+class QueueReader(Protocol):
     """What reads a queue: a member of its share group, or a reader of exchanges."""
 
-    def settle(self, delivery: Delivery, kind: AcknowledgeType) -> None:
+    def settle(self, delivery: ChannelDelivery, kind: AcknowledgeType) -> None:
         """Give a delivery its outcome."""
 
     async def stop(self) -> bool:
@@ -45,7 +45,7 @@ class Reader(Protocol):
         """Stop reading and return what has no outcome."""
 
 
-class Delivery:
+class ChannelDelivery:
     """A message that this channel holds. Times are seconds of the loop's clock."""
 
     __slots__ = ("expires_s", "hold", "is_lost", "offset", "payload", "queue", "reader", "tag")
@@ -55,7 +55,7 @@ class Delivery:
         tag: str,
         queue: str,
         payload: dict[str, Any],
-        reader: Reader,
+        reader: QueueReader,
         offset: int,
         hold: Hold | None = None,
         expires_s: float = float("inf"),
@@ -72,31 +72,31 @@ class Delivery:
         self.is_lost = False
 
 
-class Inbox:
+class ChannelInbox:
     """Messages that the program has not taken yet. The most urgent one comes first. Both threads
     use it."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Delivery]] = []
+        self._heap: list[tuple[int, int, ChannelDelivery]] = []
         self._lock = threading.Lock()
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def put(self, deliveries: Iterable[Delivery]) -> None:
+    def put(self, deliveries: Iterable[ChannelDelivery]) -> None:
         """Add messages behind those of the same priority."""
         with self._lock:
             for delivery in deliveries:
                 entry = -get_priority(delivery.payload), next(self._numbers), delivery
                 heapq.heappush(self._heap, entry)
 
-    def take(self) -> Delivery | None:
+    def take(self) -> ChannelDelivery | None:
         """Return the next message, or None."""
         with self._lock:
             return heapq.heappop(self._heap)[2] if self._heap else None
 
-    def remove(self, reader: Reader) -> list[Delivery]:
+    def remove(self, reader: QueueReader) -> list[ChannelDelivery]:
         """Take the messages of one reader."""
         with self._lock:
             removed = [delivery for _, _, delivery in self._heap if delivery.reader is reader]
@@ -114,8 +114,8 @@ class Intake:
     """The deliveries of one channel."""
 
     def __init__(self, channel_id: int, notify: Callable[[], None]) -> None:
-        self.inbox = Inbox()
-        self.held: dict[str, Delivery] = {}
+        self.inbox = ChannelInbox()
+        self.held: dict[str, ChannelDelivery] = {}
         self._channel_id = channel_id
         self._notify = notify
         self._limit = 0
@@ -128,7 +128,7 @@ class Intake:
         self._deliveries += 1
         return f"{self._channel_id}.{self._deliveries}"
 
-    def deliver(self, deliveries: list[Delivery]) -> None:
+    def deliver(self, deliveries: list[ChannelDelivery]) -> None:
         """Hold these messages and let the channel's thread take them."""
         self.held.update((delivery.tag, delivery) for delivery in deliveries)
         if deliveries:
@@ -156,17 +156,17 @@ class Intake:
         for tag in self.held.keys() - self.inbox.list_tags():
             self.settle(tag, AcknowledgeType.RELEASE)
 
-    def take_back(self, reader: Reader) -> None:
+    def take_back(self, reader: QueueReader) -> None:
         """Release what one reader has put into the inbox and the program has not taken."""
         for delivery in self.inbox.remove(reader):
             self.settle(delivery.tag, AcknowledgeType.RELEASE)
 
-    def has_held_by_program(self, reader: Reader) -> bool:
+    def has_held_by_program(self, reader: QueueReader) -> bool:
         """Whether the program has taken messages of a reader that have no outcome yet."""
         waiting = self.inbox.list_tags()
         return any(d.reader is reader and d.tag not in waiting for d in self.held.values())
 
-    def drop(self, reader: Reader) -> None:
+    def drop(self, reader: QueueReader) -> None:
         """Forget all messages of a reader: the broker delivers them again."""
         for delivery in [d for d in self.held.values() if d.reader is reader]:
             delivery.is_lost = True

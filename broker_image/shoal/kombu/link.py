@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from shoal.client.settings import Settings
-    from shoal.kombu.intake import Delivery, Intake
+    from shoal.kombu.intake import ChannelDelivery, Intake
 
 T = TypeVar("T")
 log = logging.getLogger("shoal.kombu")
@@ -45,7 +45,7 @@ _LOGGED = ("fanout", "topic")
 _temporary: dict[str, dict[str, TemporaryQueue]] = {}
 #: Links whose thread runs. A forked process keeps those of its parent, so that nothing closes the
 #: connections, which both have.
-_open: set[Link] = set()
+_open: set[ClientLink] = set()
 
 
 class Signal:
@@ -80,7 +80,7 @@ class Signal:
         os.close(self._write)
 
 
-class Link:
+class ClientLink:
     """One client. The methods that are not coroutines belong to the caller's thread."""
 
     def __init__(self, settings: Settings, options: Mapping[str, Any], timeout_s: float) -> None:
@@ -278,7 +278,7 @@ class Link:
         """Deliver the messages of a queue to a channel."""
         (await self._open_reader(intake, queue)).start()
 
-    async def get(self, intake: Intake, queue: str) -> Delivery | None:
+    async def get(self, intake: Intake, queue: str) -> ChannelDelivery | None:
         """Return one message that waits, if there is one."""
         return await (await self._open_reader(intake, queue)).get()
 

@@ -22,7 +22,7 @@ from shoal.client.share.acquired import (
     AcquireMode,
     merge_places,
 )
-from shoal.kombu.intake import Delivery
+from shoal.kombu.intake import ChannelDelivery
 from shoal.kombu.messages import decode, is_expired
 from shoal.protocol.reasons import FailureReason
 from shoal.record.batch import CorruptBatch
@@ -139,7 +139,7 @@ class Member:
             finally:
                 self._intake.give_back(room)
 
-    async def get(self) -> Delivery | None:
+    async def get(self) -> ChannelDelivery | None:
         """Return one message that waits in the broker, if there is one."""
         if not self._session.assignment:
             await self._session.membership.wait_for_change(JOIN_S)
@@ -148,7 +148,7 @@ class Member:
 
     async def _acquire(
         self, records_max: int, wait_ms: int, *, keep: bool = False
-    ) -> list[Delivery]:
+    ) -> list[ChannelDelivery]:
         """Acquire up to this number of records; requests carry the outcomes. With `keep` they are
         not put into the inbox."""
         sent = self._take_outcomes()
@@ -170,7 +170,7 @@ class Member:
             self._intake.deliver(deliveries)
         return deliveries
 
-    def _admit(self, acquired: AcquiredRecords, expires_s: float) -> list[Delivery]:
+    def _admit(self, acquired: AcquiredRecords, expires_s: float) -> list[ChannelDelivery]:
         """Return the messages of one partition; settle what is none."""
         leader_id = acquired.leader_id
         hold = Hold(acquired.topic, acquired.partition, leader_id, self._session.hold_of(leader_id))
@@ -195,13 +195,13 @@ class Member:
                 continue
             payload["properties"]["delivery_info"]["redelivered"] = count > 1
             deliveries.append(
-                Delivery(tag, self.queue, payload, self, record.offset, hold, expires_s)
+                ChannelDelivery(tag, self.queue, payload, self, record.offset, hold, expires_s)
             )
         return deliveries
 
     # Outcomes
 
-    def settle(self, delivery: Delivery, kind: AcknowledgeType) -> None:
+    def settle(self, delivery: ChannelDelivery, kind: AcknowledgeType) -> None:
         """Take the outcome of a message, for the next request to carry."""
         hold, offset = delivery.hold, delivery.offset
         assert hold is not None
@@ -266,7 +266,7 @@ class Member:
             if due:
                 await self._renew_some(due, now_s + lock_s)
 
-    async def _renew_some(self, due: list[Delivery], expires_s: float) -> None:
+    async def _renew_some(self, due: list[ChannelDelivery], expires_s: float) -> None:
         places = [(d.hold.topic, d.hold.partition, d.offset) for d in due if d.hold is not None]
         try:
             refusals = await self._session.acknowledge(merge_places(places, AcknowledgeType.RENEW))

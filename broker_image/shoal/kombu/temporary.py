@@ -18,7 +18,7 @@ from shoal.client.admin.topics import OffsetSpec
 from shoal.client.errors import ClientError, KafkaError, expect, is_transient
 from shoal.client.net.cluster import TopicPartition
 from shoal.kombu.bindings import is_match
-from shoal.kombu.intake import Delivery
+from shoal.kombu.intake import ChannelDelivery
 from shoal.kombu.messages import decode, is_expired
 from shoal.protocol.errors import ErrorCode
 
@@ -102,7 +102,7 @@ class TemporaryReader:
                 log.warning("queue %s: %s. Trying again.", self._queue.name, error)
                 await asyncio.sleep(PAUSE_S)
 
-    async def get(self) -> Delivery | None:
+    async def get(self) -> ChannelDelivery | None:
         """Return the next message, if there is one; the others wait in the channel."""
         deliveries = await self._read(0)
         self._intake.deliver(deliveries[1:])
@@ -111,7 +111,7 @@ class TemporaryReader:
         self._intake.held[deliveries[0].tag] = deliveries[0]
         return deliveries[0]
 
-    async def _read(self, wait_ms: int) -> list[Delivery]:
+    async def _read(self, wait_ms: int) -> list[ChannelDelivery]:
         """Return the queue's messages of one fetch."""
         if not self._queue.positions:
             await asyncio.sleep(wait_ms / 1000)
@@ -135,7 +135,7 @@ class TemporaryReader:
         log.warning("queue %s has missed messages of %s", self._queue.name, place.topic)
         self._queue.positions[place] = ends[place].offset
 
-    def _decode(self, topic: str, batches: FetchedBatches) -> list[Delivery]:
+    def _decode(self, topic: str, batches: FetchedBatches) -> list[ChannelDelivery]:
         now_ms = self._client.cluster.environment.now_ms()
         deliveries = []
         for record in batches.records():
@@ -144,10 +144,12 @@ class TemporaryReader:
             tag = self._intake.make_tag()
             payload = decode(record, self._queue.name, tag)
             if not is_expired(record, payload, now_ms):
-                deliveries.append(Delivery(tag, self._queue.name, payload, self, record.offset))
+                deliveries.append(
+                    ChannelDelivery(tag, self._queue.name, payload, self, record.offset)
+                )
         return deliveries
 
-    def settle(self, delivery: Delivery, kind: AcknowledgeType) -> None:
+    def settle(self, delivery: ChannelDelivery, kind: AcknowledgeType) -> None:
         """Deliver a released message again; the others are done."""
         if kind.name == "RELEASE":
             self._intake.deliver([delivery])

@@ -2,7 +2,7 @@
 
 A queue that outlives its connection is a topic and a share group; a temporary one reads the logs of
 its exchanges (`temporary`). This file belongs to the program's threads. Everything that talks to
-brokers runs in the thread of a `Link`, and hands messages over through the channel's inbox.
+brokers runs in the thread of a `ClientLink`, and hands messages over through the channel's inbox.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from shoal.client.errors import (
 from shoal.client.settings import DEFAULT_PORT, Settings, get_variable_name
 from shoal.client.share.acquired import AcknowledgeType
 from shoal.kombu.intake import Intake
-from shoal.kombu.link import Link
+from shoal.kombu.link import ClientLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal.kombu.intake import Delivery
+    from shoal.kombu.intake import ChannelDelivery
 
 
 class Channel(virtual.Channel):
@@ -219,7 +219,7 @@ class Channel(virtual.Channel):
                 return callback, no_ack
         return None
 
-    def _make_message(self, delivery: Delivery, no_ack: bool) -> Any:
+    def _make_message(self, delivery: ChannelDelivery, no_ack: bool) -> Any:
         if no_ack:
             self.basic_ack(delivery.tag)
         return self.Message(delivery.payload, channel=self)
@@ -257,7 +257,7 @@ class Transport(virtual.Transport):
         exchange_type=frozenset(["direct", "topic", "fanout"]),
         heartbeats=False,
     )
-    link: Link
+    link: ClientLink
 
     def driver_version(self) -> str:
         """Return the version of the client."""
@@ -266,7 +266,7 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         """Connect. Raises one of `connection_errors` if no broker answers in time."""
         client = self.client
-        self.link = Link(
+        self.link = ClientLink(
             _read_settings(client), client.transport_options, client.connect_timeout or 4.0
         )
         self._loop: Any = None

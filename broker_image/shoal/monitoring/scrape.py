@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
-from shoal.client.admin.groups import SHARE, Group
+from shoal.client.admin.groups import SHARE, GroupDescription
 from shoal.client.errors import ClientError, KafkaError, SecurityError
 from shoal.client.net.cluster import TopicPartition
 from shoal.monitoring.exposition import parse_samples
@@ -124,7 +124,7 @@ class MetricsAccessError(Exception):
     """A broker does not show its metrics to this client."""
 
 
-async def find_paused_groups(admin: Admin, groups: Iterable[Group]) -> set[str]:
+async def find_paused_groups(admin: Admin, groups: Iterable[GroupDescription]) -> set[str]:
     """Return the ids of the share groups whose config pauses delivery.
 
     This works without metrics too. Groups whose configs cannot be described are left out.

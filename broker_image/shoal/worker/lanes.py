@@ -32,7 +32,7 @@ Call = Callable[[Any], Awaitable[Any]]
 Middleware = Callable[[Any, Call], Awaitable[Any]]
 
 
-class Owner(Protocol):
+class LaneOwner(Protocol):
     """What a lane reports to."""
 
     def limit_time(self, delivery: Delivery) -> None: ...
@@ -82,7 +82,7 @@ class Lane:
         self,
         handler: Handler,
         feed: Feed,
-        owner: Owner,
+        owner: LaneOwner,
         wrap: Callable[[Call], Call],
         *,
         limits_time: bool,

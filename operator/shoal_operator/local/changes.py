@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal_operator.model.names import Manifest
 
 
-class Outcome(NamedTuple):
+class CommandOutput(NamedTuple):
     """What a command prints on standard output, and on standard error; with errors it exits with
     1. Each error is about one manifest in `refused`."""
 
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 def apply_manifests(
     api: LocalApi, desired: Sequence[Manifest], overrides: Overrides = manifests.Overrides()
-) -> Outcome:
+) -> CommandOutput:
     """Create or change resources. One that is refused does not keep the others from it."""
     lines, errors, refused = [], [], []
     for manifest in desired:
@@ -50,7 +50,7 @@ def apply_manifests(
         except KubeError as error:
             errors.append(_format_error(error, manifest))
             refused.append(manifest)
-    return Outcome(lines, errors, refused)
+    return CommandOutput(lines, errors, refused)
 
 
 def _format_error(error: KubeError, manifest: Manifest) -> str:
@@ -106,16 +106,18 @@ def _merge_metadata(old: Manifest | None, meta: Mapping[str, Any]) -> Manifest:
 
 async def delete(
     api: LocalApi, kind: str, namespace: str, name: str, *, ignores_missing: bool
-) -> Outcome:
+) -> CommandOutput:
     """Delete an object of a kind that `find_definition` knows."""
     definition = find_definition(kind)
     assert definition is not None, f"{kind} has no definition"
     have = api.find(definition.kind, namespace, name)
     if have is None:
         text = f'Error from server (NotFound): {definition.resource} "{name}" not found'
-        return Outcome([], [] if ignores_missing else [text])
+        return CommandOutput([], [] if ignores_missing else [text])
     await api.delete(have)
-    return Outcome([f'{definition.full_singular} "{name}" deleted from {namespace} namespace'], [])
+    return CommandOutput(
+        [f'{definition.full_singular} "{name}" deleted from {namespace} namespace'], []
+    )
 
 
 def delete_missing(api: LocalApi, applied: Any, desired: Sequence[Manifest]) -> list[Manifest]:

@@ -39,7 +39,7 @@ from shoal_operator.local.reading import (
 )
 from shoal_operator.local.state_folder import StateFolder, read_json
 from shoal_operator.local.targets import (
-    KubectlError,
+    KubectlRefusal,
     Scope,
     make_scope,
     parse_targets,
@@ -77,12 +77,12 @@ up_app, apply_app, delete_app, down_app = make_app(), make_app(), make_app(), ma
 
 
 def _load(paths: list[Path]) -> tuple[manifests.Folder, list[str]]:
-    """Return what files have, and the errors of those that cannot be read. Raises `KubectlError`
+    """Return what files have, and the errors of those that cannot be read. Raises `KubectlRefusal`
     for a path without files."""
     try:
         folder = manifests.load_folder(paths)
     except manifests.BadManifest as error:
-        raise KubectlError(f"error: {error}") from None
+        raise KubectlRefusal(f"error: {error}") from None
     return folder, [f"error: {text}" for text in folder.errors.values()]
 
 
@@ -126,11 +126,11 @@ def up(
     def run() -> None:
         paths = filename or [Path()]
         if manifests.STDIN in paths:
-            raise KubectlError("error: `shoal up` takes files and folders, not standard input")
+            raise KubectlRefusal("error: `shoal up` takes files and folders, not standard input")
         folder = (paths[0] if paths[0].is_dir() else paths[0].parent).resolve()
         loaded, errors = _load(paths)
         if errors and not loaded.manifests:
-            raise KubectlError("\n".join(errors))
+            raise KubectlRefusal("\n".join(errors))
         own = StateFolder((state or folder / state_folder.NAME).resolve())
         own.create()
         if containers and (lacking := _find_docker_problem()):
@@ -218,7 +218,7 @@ async def _follow_files(paths: list[Path], loaded: manifests.Folder, running: Up
             continue  # The disk is full, of which an event tells. The next look tries again.
         applied_stats = stats
         changed = [line for line in outcome.lines if not line.endswith(" unchanged")]
-        _say_outcome(changes.Outcome(changed, outcome.errors))
+        _say_outcome(changes.CommandOutput(changed, outcome.errors))
 
 
 def _stat_files(paths: list[Path]) -> dict[Path, tuple[int, int]]:
@@ -232,7 +232,7 @@ def _stat_files(paths: list[Path]) -> dict[Path, tuple[int, int]]:
     return stats
 
 
-def _say_outcome(outcome: changes.Outcome) -> None:
+def _say_outcome(outcome: changes.CommandOutput) -> None:
     for line in outcome.lines:
         say(line)
     for line in outcome.errors:
@@ -280,12 +280,12 @@ def _detach(state: StateFolder, paths: list[Path], options: list[str]) -> None:
         if errors is not None and not (waiting := list_unready(requests.read_objects(state))):
             say(log.read_text().rstrip())
             if errors:
-                _say_outcome(changes.Outcome([], errors))
+                _say_outcome(changes.CommandOutput([], errors))
                 raise CommandError("all else is ready, and runs on. End it with `shoal down`.")
             say("Everything is ready. End it with `shoal down`.")
             return
         time.sleep(_LOOK_SECONDS)
-    _say_outcome(changes.Outcome([], _read_errors(state) or []))
+    _say_outcome(changes.CommandOutput([], _read_errors(state) or []))
     raise CommandError(
         f"not ready after {READY_SECONDS:.0f} s: {'; '.join(waiting)}. It runs on: see "
         f"`shoal get all`, and end it with `shoal down`."
@@ -310,11 +310,11 @@ def apply(filename: FilesOrInput = None, dir: Directory = HERE) -> None:
 
     def run() -> None:
         if not filename:
-            raise KubectlError("error: must specify --filename (-f)")
+            raise KubectlRefusal("error: must specify --filename (-f)")
         state = find_state(dir)
         loaded, errors = _load(filename)
         if not loaded.manifests:
-            raise KubectlError("\n".join(errors) or "error: no objects passed to apply")
+            raise KubectlRefusal("\n".join(errors) or "error: no objects passed to apply")
         answer = _request(state, {"verb": "apply", "manifests": loaded.manifests})
         _finish([{"lines": [], "errors": errors}, answer])
 
@@ -354,22 +354,24 @@ def delete(
 
 
 def _list_deletions(words: list[str], files: list[Path]) -> list[Key]:
-    """Return the keys of what files name. Raises `KubectlError`."""
+    """Return the keys of what files name. Raises `KubectlRefusal`."""
     if not files:
-        raise KubectlError("error: You must provide one or more resources by argument or filename.")
+        raise KubectlRefusal(
+            "error: You must provide one or more resources by argument or filename."
+        )
     if words:
-        raise KubectlError(
+        raise KubectlRefusal(
             "error: when paths, URLs, or stdin is provided as input, you may not specify a resource"
             " by arguments as well"
         )
     folder, errors = _load(files)
     if errors:
-        raise KubectlError("\n".join(errors))
+        raise KubectlRefusal("\n".join(errors))
     return [get_key(manifest) for manifest in folder.manifests]
 
 
 def _find_deletions(state: StateFolder, words: list[str], scope: Scope) -> list[Key]:
-    """Return the keys of what words name in a scope. Raises `KubectlError`."""
+    """Return the keys of what words name in a scope. Raises `KubectlRefusal`."""
     targets = parse_targets(words)
     if scope.is_chosen:
         selected, _ = select(requests.read_objects(state), targets, scope)
@@ -380,7 +382,7 @@ def _find_deletions(state: StateFolder, words: list[str], scope: Scope) -> list[
     keys = []
     for target in targets:
         if target.name is None:
-            raise KubectlError("error: resource(s) were provided, but no name was specified")
+            raise KubectlRefusal("error: resource(s) were provided, but no name was specified")
         keys.append((target.definition.kind, scope.namespace or "", target.name))
     return keys
 
@@ -388,7 +390,7 @@ def _find_deletions(state: StateFolder, words: list[str], scope: Scope) -> list[
 def _finish(answers: list[dict[str, list[str]]]) -> None:
     """Print what has been done, and end with 1 if something was refused."""
     for answer in answers:
-        _say_outcome(changes.Outcome(answer["lines"], answer["errors"]))
+        _say_outcome(changes.CommandOutput(answer["lines"], answer["errors"]))
     if any(answer["errors"] for answer in answers):
         raise typer.Exit(1)
 

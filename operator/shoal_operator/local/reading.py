@@ -21,9 +21,9 @@ from shoal_operator.local.addresses import Addresses
 from shoal_operator.local.api import dump_yaml
 from shoal_operator.local.requests import read_objects
 from shoal_operator.local.targets import (
-    KubectlError,
+    KubectlRefusal,
+    ResourceTarget,
     Scope,
-    Target,
     is_wanted,
     list_matching,
     make_scope,
@@ -109,12 +109,12 @@ def get(
     def run() -> None:
         state = find_state(dir)
         if not words:
-            raise KubectlError(
+            raise KubectlRefusal(
                 f"You must specify the type of resource to get. {_KINDS}\n\n"
                 "error: Required resource not specified."
             )
         if output not in ("", "yaml", "json", "wide", "name"):
-            raise KubectlError(
+            raise KubectlRefusal(
                 f'error: unable to match a printer suitable for the output format "{output}", '
                 "allowed formats are: json,name,wide,yaml"
             )
@@ -125,7 +125,7 @@ def get(
         printer = _Printer(state, targets, output, scope)
         printer.print_all(selected, has_errors=bool(errors))
         if errors:
-            raise KubectlError("\n".join(errors))
+            raise KubectlRefusal("\n".join(errors))
         shown = {_get_version(resource) for of_kind in selected.values() for resource in of_kind}
         while watch:
             time.sleep(_LOOK_SECONDS)
@@ -172,7 +172,7 @@ class _Printer:
     """Prints resources in one format. Rows of changes have the widths of the first table."""
 
     def __init__(
-        self, state: StateFolder, targets: list[Target], output: str, scope: Scope
+        self, state: StateFolder, targets: list[ResourceTarget], output: str, scope: Scope
     ) -> None:
         self._state, self._targets = state, targets
         self.definitions = list({t.definition.kind: t.definition for t in targets}.values())
@@ -289,7 +289,7 @@ def describe(
         state = find_state(dir)
         if not words:
             text = "error: You must specify the type of resource to describe."
-            raise KubectlError(f"{text} {_KINDS}")
+            raise KubectlRefusal(f"{text} {_KINDS}")
         objects = read_objects(state)
         now = datetime.datetime.now(datetime.UTC)
         scope = make_scope(words, namespace, all_namespaces=all_namespaces, selector=selector)
@@ -305,7 +305,7 @@ def describe(
         if texts:
             say("\n\n\n".join(texts))
         if errors:
-            raise KubectlError("\n".join(errors))
+            raise KubectlRefusal("\n".join(errors))
         if not texts:
             say(f"No resources found{scope.place}", file=sys.stderr)
 
@@ -345,7 +345,7 @@ def logs(
         name_only = name.partition("/")[2] or name
         reader = LogReader(state.logs / namespace, name_only)
         if not reader.find_files():
-            raise KubectlError(f'error: no logs of "{name_only}": it has not run yet')
+            raise KubectlRefusal(f'error: no logs of "{name_only}": it has not run yet')
         reader.print_new(tail)
         while follow:
             time.sleep(_LOOK_SECONDS)

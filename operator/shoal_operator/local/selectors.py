@@ -15,7 +15,7 @@ _EQUALS = re.compile(rf"{_KEY}\s*(?P<no>!?)={{1,2}}\s*(?P<values>[\w.-]*)")
 _IN = re.compile(rf"{_KEY}\s+(?P<no>not)?in\s+\((?P<values>[\w.,\s-]*)\)")
 
 
-class Requirement(NamedTuple):
+class LabelRequirement(NamedTuple):
     """A condition on a label: it has one of the values, or any if that is None. `negated` turns it
     round, so that an object without the label matches."""
 
@@ -30,7 +30,7 @@ class Requirement(NamedTuple):
         return holds != self.negated
 
 
-def parse_selector(text: str) -> tuple[Requirement, ...]:
+def parse_selector(text: str) -> tuple[LabelRequirement, ...]:
     """Return the requirements of a selector such as `app=jobs,tier in (a, b),!old`.
 
     Raises `ValueError` for text that is none.
@@ -38,11 +38,11 @@ def parse_selector(text: str) -> tuple[Requirement, ...]:
     return tuple(_parse_requirement(part.strip()) for part in _COMMA.split(text) if text.strip())
 
 
-def _parse_requirement(text: str) -> Requirement:
+def _parse_requirement(text: str) -> LabelRequirement:
     for pattern in (_EXISTS, _EQUALS, _IN):
         if match := pattern.fullmatch(text):
             fields = match.groupdict()
             values = fields.get("values")
             allowed = None if values is None else frozenset(v.strip() for v in values.split(","))
-            return Requirement(fields["key"], allowed, bool(fields["no"]))
+            return LabelRequirement(fields["key"], allowed, bool(fields["no"]))
     raise ValueError(f"unable to parse requirement: {text!r}")

@@ -11,7 +11,7 @@ from shoal.cli.session import run_guarded
 from shoal.cli.terminal import say
 
 from shoal_operator.local.definitions import Definition, find_definition, load_definitions
-from shoal_operator.local.selectors import Requirement, parse_selector
+from shoal_operator.local.selectors import LabelRequirement, parse_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 CATEGORIES = ("all", "shoal")
 
 
-class KubectlError(Exception):
+class KubectlRefusal(Exception):
     """What kubectl would refuse; the message is what it prints."""
 
 
-class Target(NamedTuple):
+class ResourceTarget(NamedTuple):
     """A resource, or all of a kind."""
 
     definition: Definition
@@ -41,7 +41,7 @@ class Scope(NamedTuple):
     """
 
     namespace: str | None
-    labels: tuple[Requirement, ...] = ()
+    labels: tuple[LabelRequirement, ...] = ()
     is_chosen: bool = False
 
     def has(self, resource: Mapping[str, Any]) -> bool:
@@ -66,34 +66,34 @@ def make_scope(
     selector: str = "",
     is_all: bool = False,
 ) -> Scope:
-    """Return where the resources are that the words name. Raises `KubectlError` for names beside a
-    selector, `--all` or all namespaces."""
+    """Return where the resources are that the words name. Raises `KubectlRefusal` for names beside
+    a selector, `--all` or all namespaces."""
     if is_all and selector:
-        raise KubectlError("error: cannot set --all and --selector at the same time")
+        raise KubectlRefusal("error: cannot set --all and --selector at the same time")
     if is_all or selector:
         if "/" in words[0]:
-            raise KubectlError(
+            raise KubectlRefusal(
                 "error: selectors and the all flag cannot be used when passing resource/name "
                 "arguments"
             )
         if len(words) > 1:
-            raise KubectlError("error: name cannot be provided when a selector is specified")
+            raise KubectlRefusal("error: name cannot be provided when a selector is specified")
     elif all_namespaces and (len(words) > 1 or "/" in words[0]):
-        raise KubectlError("error: a resource cannot be retrieved by name across all namespaces")
+        raise KubectlRefusal("error: a resource cannot be retrieved by name across all namespaces")
     try:
         labels = parse_selector(selector)
     except ValueError as error:
-        raise KubectlError(f"error: {error}") from None
+        raise KubectlRefusal(f"error: {error}") from None
     return Scope(None if all_namespaces else namespace, labels, is_all or bool(selector))
 
 
 def run_as_kubectl(call: Callable[[], None]) -> None:
-    """Run `call`; its `KubectlError` is printed as it is, with the exit code 1."""
+    """Run `call`; its `KubectlRefusal` is printed as it is, with the exit code 1."""
 
     def run() -> None:
         try:
             call()
-        except KubectlError as error:
+        except KubectlRefusal as error:
             sys.stdout.flush()
             say(str(error), file=sys.stderr)
             raise typer.Exit(1) from None
@@ -101,9 +101,9 @@ def run_as_kubectl(call: Callable[[], None]) -> None:
     run_guarded(run)
 
 
-def parse_targets(words: Sequence[str]) -> list[Target]:
+def parse_targets(words: Sequence[str]) -> list[ResourceTarget]:
     """Return what the words name: `KIND,KIND`, `KIND NAME NAME`, or `KIND/NAME KIND/NAME`. Raises
-    `KubectlError`."""
+    `KubectlRefusal`."""
     kinds = words[0].split(",")
     if len(kinds) > 1 and len(words) > 1:
         words = [f"{kind}/{name}" for kind in kinds for name in words[1:]]
@@ -111,32 +111,32 @@ def parse_targets(words: Sequence[str]) -> list[Target]:
     if all(pairs):
         return [_parse_pair(word) for word in words]
     if any(pairs):
-        raise KubectlError(
+        raise KubectlRefusal(
             "error: there is no need to specify a resource type as a separate argument when passing"
             " arguments in resource/name form (e.g. 'shoal get resource/<resource_name>' instead of"
             " 'shoal get resource resource/<resource_name>'"
         )
     definitions = _list_definitions(words[0])
     if len(words) > 1 and len(definitions) > 1:
-        raise KubectlError("error: you must specify only one resource")
+        raise KubectlRefusal("error: you must specify only one resource")
     names: list[str | None] = [*words[1:]] or [None]
-    return [Target(definition, name) for definition in definitions for name in names]
+    return [ResourceTarget(definition, name) for definition in definitions for name in names]
 
 
-def _parse_pair(word: str) -> Target:
+def _parse_pair(word: str) -> ResourceTarget:
     kind, _, name = word.partition("/")
     if "/" in name:
-        raise KubectlError(
+        raise KubectlRefusal(
             "error: arguments in resource/name form may not have more than one slash"
         )
     if not kind or not name or "," in kind:
-        raise KubectlError(
+        raise KubectlRefusal(
             "error: arguments in resource/name form must have a single resource and name"
         )
     definitions = _list_definitions(kind)
     if len(definitions) > 1:
-        raise KubectlError("error: you must specify only one resource")
-    return Target(definitions[0], name)
+        raise KubectlRefusal("error: you must specify only one resource")
+    return ResourceTarget(definitions[0], name)
 
 
 def _list_definitions(word: str) -> list[Definition]:
@@ -147,13 +147,13 @@ def _list_definitions(word: str) -> list[Definition]:
             continue
         definition = find_definition(part)
         if definition is None:
-            raise KubectlError(f'error: the server doesn\'t have a resource type "{part}"')
+            raise KubectlRefusal(f'error: the server doesn\'t have a resource type "{part}"')
         definitions.append(definition)
     return list({definition.kind: definition for definition in definitions}.values())
 
 
 def select(
-    objects: Mapping[Key, Manifest], targets: Iterable[Target], scope: Scope
+    objects: Mapping[Key, Manifest], targets: Iterable[ResourceTarget], scope: Scope
 ) -> tuple[dict[str, list[Manifest]], list[str]]:
     """Return the resources of a scope by their kinds, and what kubectl says about those that do not
     exist."""
@@ -172,10 +172,12 @@ def select(
     return selected, errors
 
 
-def list_matching(objects: Mapping[Key, Manifest], target: Target, scope: Scope) -> list[Manifest]:
+def list_matching(
+    objects: Mapping[Key, Manifest], target: ResourceTarget, scope: Scope
+) -> list[Manifest]:
     """Return the resources whose names begin with the target's, which kubectl describes if there is
     none of that name."""
-    selected, _ = select(objects, [Target(target.definition)], scope)
+    selected, _ = select(objects, [ResourceTarget(target.definition)], scope)
     prefix = target.name or ""
     return [
         resource
@@ -184,7 +186,7 @@ def list_matching(objects: Mapping[Key, Manifest], target: Target, scope: Scope)
     ]
 
 
-def is_wanted(resource: Mapping[str, Any], targets: Iterable[Target], scope: Scope) -> bool:
+def is_wanted(resource: Mapping[str, Any], targets: Iterable[ResourceTarget], scope: Scope) -> bool:
     """Return whether a resource is one of those that the words name."""
     return scope.has(resource) and any(
         target.definition.kind == resource["kind"]

@@ -105,7 +105,7 @@ class Up:
 
     # -- resources
 
-    def apply_folder(self, folder: manifests.Folder) -> changes.Outcome:
+    def apply_folder(self, folder: manifests.Folder) -> changes.CommandOutput:
         """Apply what the files have, and delete what they had at the last time. What is refused is
         an event, too: resources stay as the last good manifest says."""
         desired = folder.manifests

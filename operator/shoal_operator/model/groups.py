@@ -171,7 +171,7 @@ def split_supported(
     return {name: value for name, value in configs.items() if name in known_configs}, lacking
 
 
-class DeadLetterTopic(NamedTuple):
+class NewDeadLetterTopic(NamedTuple):
     """A dead-letter topic to create, with the brokers' default of replicas if that is 0."""
 
     name: str
@@ -180,7 +180,7 @@ class DeadLetterTopic(NamedTuple):
     configs: dict[str, str]
 
 
-def build_dead_letter_topic(spec: ShareGroupSpec) -> DeadLetterTopic | None:
+def build_dead_letter_topic(spec: ShareGroupSpec) -> NewDeadLetterTopic | None:
     """Return the dead-letter topic to create, if any."""
     dead_letters = spec.get("deadLetters")
     if not dead_letters or "create" not in dead_letters:
@@ -190,4 +190,4 @@ def build_dead_letter_topic(spec: ShareGroupSpec) -> DeadLetterTopic | None:
     if creation.get("retention"):
         configs["retention.ms"] = str(parse_duration_ms(creation["retention"]))
     replicas = creation.get("replicas", 0)
-    return DeadLetterTopic(dead_letters["topic"], creation["partitions"], replicas, configs)
+    return NewDeadLetterTopic(dead_letters["topic"], creation["partitions"], replicas, configs)

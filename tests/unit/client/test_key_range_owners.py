@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.client.admin.groups import CONSUMER, CommittedOffset, CommittedRange, Group, GroupMember
+from shoal.client.admin.groups import (
+    CONSUMER,
+    CommittedOffset,
+    CommittedRange,
+    GroupDescription,
+    GroupMember,
+)
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.queues.gaps import find_gaps
-from shoal.client.queues.key_range_owners import Owner, find_owners, select_sharing
+from shoal.client.queues.key_range_owners import RangeOwner, find_owners, select_sharing
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
@@ -29,21 +35,21 @@ def progress(
     return CommittedRange(*quarters(first, last), position, done, 1 if finished else -1)
 
 
-def group(ranges: dict[str, list[tuple[int, int]]], whole: str | None = None) -> Group:
+def group(ranges: dict[str, list[tuple[int, int]]], whole: str | None = None) -> GroupDescription:
     members = [
         GroupMember(name, "c", "h", (WHERE,), key_ranges={WHERE: KeyRanges(some)})
         for name, some in ranges.items()
     ]
     if whole is not None:
         members.append(GroupMember(whole, "c", "h", (WHERE,)))
-    return Group("billing", CONSUMER, "Stable", "uniform", 1, tuple(members))
+    return GroupDescription("billing", CONSUMER, "Stable", "uniform", 1, tuple(members))
 
 
 def committed(*pieces: CommittedRange) -> dict[TopicPartition, CommittedOffset]:
     return {WHERE: CommittedOffset(min(p.position for p in pieces), key_ranges=pieces)}
 
 
-def rows(found: list[Owner], *columns: str) -> list[tuple[Any, ...]]:
+def rows(found: list[RangeOwner], *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(one.to_row()[name] for name in columns) for one in select_sharing(found)]
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from shoal.console import connections
-from shoal.console.connections import CHECK_S, WAIT_S, Connection, ConnectionLimits
+from shoal.console.connections import CHECK_S, WAIT_S, HttpConnection, HttpConnectionLimits
 
 if TYPE_CHECKING:
     import pytest
@@ -26,15 +26,15 @@ class Transport(asyncio.Transport):
         self.is_aborted = True
 
 
-class Limits(ConnectionLimits):
+class Limits(HttpConnectionLimits):
     """Limits with a clock that stands still, and their connections' transports."""
 
     def __init__(self) -> None:
         super().__init__(lambda: self.now_s)
         self.now_s = 0.0
 
-    def connect(self) -> tuple[Connection, Transport]:
-        connection, transport = Connection(self, asyncio.Protocol()), Transport()
+    def connect(self) -> tuple[HttpConnection, Transport]:
+        connection, transport = HttpConnection(self, asyncio.Protocol()), Transport()
         connection.connection_made(cast("asyncio.BaseTransport", transport))
         return connection, transport
 

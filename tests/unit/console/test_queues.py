@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from shoal.client.admin.admin import ClusterDescription
-from shoal.client.admin.groups import SHARE, Group, GroupMember
+from shoal.client.admin.groups import SHARE, GroupDescription, GroupMember
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.queues.lag import Position
 from shoal.console.actions import ACTIONS
@@ -38,7 +38,7 @@ def sample(
     group: str = GROUP,
 ) -> ClusterSample:
     """A cluster with one queue of one partition."""
-    found = Group(
+    found = GroupDescription(
         group,
         SHARE,
         "Stable",

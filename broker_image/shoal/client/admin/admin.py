@@ -28,7 +28,7 @@ from shoal.client.admin.transactions import Transactions
 from shoal.client.errors import KafkaError, check
 from shoal.client.net import message_fields
 from shoal.client.net.cluster import Cluster, TopicPartition
-from shoal.client.net.metadata import Broker
+from shoal.client.net.metadata import BrokerInfo
 from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ UPGRADE = 1
 class ClusterDescription:
     cluster_id: str
     controller_id: int
-    brokers: tuple[Broker, ...]
+    brokers: tuple[BrokerInfo, ...]
     fenced: frozenset[int] = frozenset()
 
 
@@ -103,7 +103,7 @@ class Admin:
         answer = await self.cluster.retry(lambda: self.cluster.ask(ApiKey.DESCRIBE_CLUSTER, body))
         check(answer.error_code, answer.error_message)
         brokers = tuple(
-            Broker(b.broker_id, b.host, b.port, b.rack)
+            BrokerInfo(b.broker_id, b.host, b.port, b.rack)
             for b in sorted(answer.brokers, key=lambda b: b.broker_id)
         )
         cut_off = frozenset(b.broker_id for b in answer.brokers if getattr(b, "is_fenced", False))

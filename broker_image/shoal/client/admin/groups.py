@@ -64,7 +64,7 @@ class GroupMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupDescription:
     """A group and its members. Epochs are -1 in classic groups, which have no epochs."""
 
     group_id: str
@@ -142,38 +142,44 @@ class Groups:
         check(answer.error_code, "listing groups")
         return answer
 
-    async def describe(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+    async def describe(self, group_ids: Iterable[str]) -> dict[str, GroupDescription | KafkaError]:
         """Describe groups of any type; GROUP_ID_NOT_FOUND for one that does not exist."""
         unique_ids = list(dict.fromkeys(group_ids))
-        results: dict[str, Group | KafkaError] = {}
+        results: dict[str, GroupDescription | KafkaError] = {}
         for describe in (
             self.describe_consumer,
             self.describe_share,
             self.describe_streams,
             self.describe_classic,
         ):
-            missing = [g for g in unique_ids if not isinstance(results.get(g), Group)]
+            missing = [g for g in unique_ids if not isinstance(results.get(g), GroupDescription)]
             if not missing:
                 break
             for group_id, result in (await describe(missing)).items():
                 earlier = results.get(group_id)
-                if isinstance(result, Group) or earlier is None or _is_absent(earlier):
+                if isinstance(result, GroupDescription) or earlier is None or _is_absent(earlier):
                     results[group_id] = result
         return {g: results[g] for g in unique_ids}
 
-    async def describe_share(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+    async def describe_share(
+        self, group_ids: Iterable[str]
+    ) -> dict[str, GroupDescription | KafkaError]:
         """Describe share groups; GROUP_ID_NOT_FOUND also for groups of another type."""
         return await self._describe(
             group_ids, ApiKey.SHARE_GROUP_DESCRIBE, "group_ids", _parse_share_group
         )
 
-    async def describe_streams(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+    async def describe_streams(
+        self, group_ids: Iterable[str]
+    ) -> dict[str, GroupDescription | KafkaError]:
         """Describe streams groups; GROUP_ID_NOT_FOUND also for groups of another type."""
         return await self._describe(
             group_ids, ApiKey.STREAMS_GROUP_DESCRIBE, "group_ids", _parse_streams_group
         )
 
-    async def describe_consumer(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+    async def describe_consumer(
+        self, group_ids: Iterable[str]
+    ) -> dict[str, GroupDescription | KafkaError]:
         """Describe consumer groups (KIP-848); GROUP_ID_NOT_FOUND also for other types of group."""
         return await self._describe(
             group_ids,
@@ -183,7 +189,9 @@ class Groups:
             key_ranges_wanted=True,
         )
 
-    async def describe_classic(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+    async def describe_classic(
+        self, group_ids: Iterable[str]
+    ) -> dict[str, GroupDescription | KafkaError]:
         """Describe classic groups."""
         return await self._describe(
             group_ids, ApiKey.DESCRIBE_GROUPS, "groups", _parse_classic_group
@@ -194,10 +202,10 @@ class Groups:
         group_ids: Iterable[str],
         api_key: ApiKey,
         field_name: str,
-        read: Callable[[Any, int], Group],
+        read: Callable[[Any, int], GroupDescription],
         **fields: Any,
-    ) -> dict[str, Group | KafkaError]:
-        async def call(node: int, ids: list[str]) -> dict[str, Group | KafkaError]:
+    ) -> dict[str, GroupDescription | KafkaError]:
+        async def call(node: int, ids: list[str]) -> dict[str, GroupDescription | KafkaError]:
             answer = await self.cluster.request(node, api_key, {field_name: ids, **fields})
             return {
                 entry.group_id: message_fields.parse_error(entry, _format_unknown(entry.group_id))
@@ -409,7 +417,7 @@ def parse_finished_above(part: Any) -> FinishedOffsets:
     return FinishedOffsets.decode(whole_ranges[0].finished) if whole_ranges else EMPTY
 
 
-def _is_absent(result: Group | KafkaError) -> bool:
+def _is_absent(result: GroupDescription | KafkaError) -> bool:
     return isinstance(result, KafkaError) and result.code == ErrorCode.group_id_not_found
 
 
@@ -433,7 +441,7 @@ def _parse_partitions(assignment: Any) -> tuple[TopicPartition, ...]:
     )
 
 
-def _parse_share_group(entry: Any, node: int) -> Group:
+def _parse_share_group(entry: Any, node: int) -> GroupDescription:
     members = tuple(
         GroupMember(
             m.member_id,
@@ -447,7 +455,7 @@ def _parse_share_group(entry: Any, node: int) -> Group:
         )
         for m in entry.members
     )
-    return Group(
+    return GroupDescription(
         entry.group_id,
         SHARE,
         entry.group_state,
@@ -459,7 +467,7 @@ def _parse_share_group(entry: Any, node: int) -> Group:
     )
 
 
-def _parse_consumer_group(entry: Any, node: int) -> Group:
+def _parse_consumer_group(entry: Any, node: int) -> GroupDescription:
     names = {t.topic_id: t.topic_name for m in entry.members for t in m.assignment.topic_partitions}
     members = tuple(
         GroupMember(
@@ -481,7 +489,7 @@ def _parse_consumer_group(entry: Any, node: int) -> Group:
         )
         for m in entry.members
     )
-    return Group(
+    return GroupDescription(
         entry.group_id,
         CONSUMER,
         entry.group_state,
@@ -493,7 +501,7 @@ def _parse_consumer_group(entry: Any, node: int) -> Group:
     )
 
 
-def _parse_streams_group(entry: Any, node: int) -> Group:
+def _parse_streams_group(entry: Any, node: int) -> GroupDescription:
     topology = entry.topology
     sources = {
         s.subtopology_id: sorted(
@@ -516,7 +524,7 @@ def _parse_streams_group(entry: Any, node: int) -> Group:
         )
         for m in entry.members
     )
-    return Group(
+    return GroupDescription(
         entry.group_id,
         STREAMS,
         entry.group_state,
@@ -547,7 +555,7 @@ def _format_regex(pattern: str | None) -> tuple[str, ...]:
     return (f"/{pattern}/",) if pattern else ()
 
 
-def _parse_classic_group(entry: Any, node: int) -> Group:
+def _parse_classic_group(entry: Any, node: int) -> GroupDescription:
     consumers = entry.protocol_type in ("consumer", "")
     members = tuple(
         GroupMember(
@@ -559,7 +567,9 @@ def _parse_classic_group(entry: Any, node: int) -> Group:
         )
         for m in entry.members
     )
-    return Group(entry.group_id, CLASSIC, entry.group_state, entry.protocol_data, node, members)
+    return GroupDescription(
+        entry.group_id, CLASSIC, entry.group_state, entry.protocol_data, node, members
+    )
 
 
 def parse_classic_assignment(data: bytes) -> tuple[TopicPartition, ...]:

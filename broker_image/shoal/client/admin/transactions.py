@@ -35,7 +35,7 @@ class TransactionListing:
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class TransactionDescription:
     """A transactional id in detail. `start_ms` is -1 without a transaction. `partitions` are those
     of the transaction, or those that still lack its marker.
     """
@@ -100,12 +100,12 @@ class Transactions:
                 )
         return dict(sorted(listings.items()))
 
-    async def describe(self, ids: Iterable[str]) -> dict[str, Transaction | KafkaError]:
+    async def describe(self, ids: Iterable[str]) -> dict[str, TransactionDescription | KafkaError]:
         """Return the transactional ids in detail."""
 
         async def call(
             node: int, transactional_ids: list[str]
-        ) -> dict[str, Transaction | KafkaError]:
+        ) -> dict[str, TransactionDescription | KafkaError]:
             body = {"transactional_ids": transactional_ids}
             answer = await self.cluster.request(node, ApiKey.DESCRIBE_TRANSACTIONS, body)
             return {
@@ -191,8 +191,8 @@ class Transactions:
         await self.cluster.retry(attempt)
 
 
-def _parse_transaction(result: Any, node: int) -> Transaction:
-    return Transaction(
+def _parse_transaction(result: Any, node: int) -> TransactionDescription:
+    return TransactionDescription(
         result.transactional_id,
         result.producer_id,
         result.producer_epoch,

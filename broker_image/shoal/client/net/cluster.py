@@ -42,7 +42,7 @@ from shoal.client.net.connection import (
 from shoal.client.net.environment import HERE, Environment
 from shoal.client.net.metadata import (
     NO_SUCH_TOPIC,
-    Broker,
+    BrokerInfo,
     Topic,
     describe_topic,
     keep_newer_leaders,
@@ -82,7 +82,7 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-class Backoff:
+class RetryBackoff:
     """Growing pauses with 20 % jitter, so that clients do not retry at the same moment."""
 
     def __init__(self, random: Random, first_ms: int, most_ms: int) -> None:
@@ -106,7 +106,7 @@ class Cluster:
         self.environment = environment
         self.cluster_id: str | None = None
         self.controller_id = -1
-        self.brokers: dict[int, Broker] = {}
+        self.brokers: dict[int, BrokerInfo] = {}
         self._loop = asyncio.get_running_loop()
         #: The time of the last read, and the topic; expired ones stay for their leader epochs.
         self._topics: dict[str, tuple[float, Topic]] = {}
@@ -141,9 +141,11 @@ class Cluster:
                 opened.close()
         await asyncio.gather(*self._outrun, return_exceptions=True)
 
-    def make_backoff(self, first_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> Backoff:
+    def make_backoff(
+        self, first_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX
+    ) -> RetryBackoff:
         """Return the pauses of a new series of retries."""
-        return Backoff(self.environment.random, first_ms, most_ms)
+        return RetryBackoff(self.environment.random, first_ms, most_ms)
 
     # Connections
 
@@ -412,7 +414,7 @@ class Cluster:
         self.controller_id = answer.controller_id
         if answer.brokers:
             self.brokers = {
-                b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers
+                b.node_id: BrokerInfo(b.node_id, b.host, b.port, b.rack) for b in answer.brokers
             }
         results: dict[str, Topic | KafkaError] = {}
         now = self._loop.time()
@@ -561,7 +563,7 @@ class Cluster:
                 continue
             coordinators[result.key] = result.node_id
             if result.node_id not in self.brokers:
-                self.brokers[result.node_id] = Broker(result.node_id, result.host, result.port)
+                self.brokers[result.node_id] = BrokerInfo(result.node_id, result.host, result.port)
         return coordinators
 
     async def find_coordinator(self, key: str, kind: int = GROUP) -> int:

@@ -16,7 +16,7 @@ NO_SUCH_TOPIC = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_i
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerInfo:
     node_id: int
     host: str
     port: int

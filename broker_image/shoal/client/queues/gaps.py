@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.client.queues.key_range_owners import WHOLE, Owner
+from shoal.client.queues.key_range_owners import WHOLE, RangeOwner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +46,7 @@ class Gap:
         }
 
 
-def find_gaps(owners: Iterable[Owner]) -> list[Gap]:
+def find_gaps(owners: Iterable[RangeOwner]) -> list[Gap]:
     """Return the lowest gap of each partition, or of its key ranges, the oldest first."""
     now_ms = time.time() * 1000
     lowest_gaps = [

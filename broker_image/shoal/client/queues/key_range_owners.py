@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.client.admin.groups import CONSUMER, CommittedOffset, CommittedRange, Group
+from shoal.client.admin.groups import CONSUMER, CommittedOffset, CommittedRange, GroupDescription
 from shoal.client.errors import KafkaError
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import key_range_map
@@ -32,7 +32,7 @@ _Span = tuple[int, int, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class RangeOwner:
     """Key ranges of one partition that have the same owner and the same progress.
 
     `member` is None for ranges without an owner. All records below `position` (-1 for none) are
@@ -74,8 +74,8 @@ class Owner:
 
 
 async def find_group_owners(
-    admin: Admin, groups: Iterable[Group], positions: Mapping[str, Iterable[Position]]
-) -> dict[str, list[Owner]]:
+    admin: Admin, groups: Iterable[GroupDescription], positions: Mapping[str, Iterable[Position]]
+) -> dict[str, list[RangeOwner]]:
     """Return the owners by group. `positions` has the log ends. Only consumer groups have some."""
     consumers = {group.group_id: group for group in groups if group.type == CONSUMER}
     if not consumers:
@@ -92,10 +92,10 @@ async def find_group_owners(
 
 
 def find_owners(
-    group: Group,
+    group: GroupDescription,
     committed: Mapping[TopicPartition, CommittedOffset],
     log_ends: Mapping[TopicPartition, int | None],
-) -> list[Owner]:
+) -> list[RangeOwner]:
     """Return the owners of all ranges of partitions that have a committed offset or are shared, the
     lowest position of a partition first."""
     assigned = {p: m.member_id for m in group.members for p in m.assignment}
@@ -105,7 +105,7 @@ def find_owners(
             shared.setdefault(partition, []).extend(
                 (*key_range, member.member_id) for key_range in ranges
             )
-    range_owners: list[Owner] = []
+    range_owners: list[RangeOwner] = []
     for partition in sorted({*committed, *shared}):
         offset = committed.get(partition, NONE)
         spans = (
@@ -117,14 +117,14 @@ def find_owners(
     return range_owners
 
 
-def select_sharing(range_owners: Iterable[Owner]) -> list[Owner]:
+def select_sharing(range_owners: Iterable[RangeOwner]) -> list[RangeOwner]:
     """Return those of partitions with several key ranges."""
     return [owner for owner in range_owners if owner.ranges != WHOLE]
 
 
 def _make_owners(
     partition: TopicPartition, offset: CommittedOffset, spans: Sequence[_Span], end: int | None
-) -> list[Owner]:
+) -> list[RangeOwner]:
     pieces = offset.key_ranges or (
         CommittedRange(*_ALL, offset.offset, offset.finished, offset.gap_timestamp_ms),
     )
@@ -135,7 +135,7 @@ def _make_owners(
         same = (member, piece.position, piece.finished, piece.gap_timestamp_ms)
         equal.setdefault(same, []).append((first, last))
     range_owners = [
-        Owner(
+        RangeOwner(
             partition,
             member,
             _join_ranges(ranges),

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shoal.client.admin.configs import ConfigEntry
-    from shoal.client.admin.groups import Group
+    from shoal.client.admin.groups import GroupDescription
     from shoal.client.client import Client
     from shoal.client.queues.lag import Position
     from shoal.console.actions.contract import FormData
 
 
-async def find_share_group(client: Client, form: FormData) -> Group:
+async def find_share_group(client: Client, form: FormData) -> GroupDescription:
     """Return the share group of a form. Raises `ActionError` and `KafkaError`."""
     name = form.require("group", "The share group")
     group = expect(await client.admin.groups.describe([name]))[name]

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from shoal.client.errors import ClientError
 from shoal.django.backend import ShoalBackend
 from shoal.django.framework import task_backends
-from shoal.django.options import InvalidOption
+from shoal.django.options import InvalidBackendOption
 from shoal.django.runner import make_worker
 from shoal.django.setup import prepare
 from shoal.worker.logs import configure_logs
@@ -68,7 +68,7 @@ class Command(BaseCommand):  # type: ignore[misc]
             self.stdout.write(f"Running tasks of {', '.join(queues)}. Ctrl-C or SIGTERM stops it.")
             self.stdout.flush()
             asyncio.run(run_worker(worker, listen=options["listen"], status_fd=None))
-        except (ClientError, InvalidOption) as error:
+        except (ClientError, InvalidBackendOption) as error:
             raise CommandError(f"{error}.") from None
         except OSError as error:
             if error.errno is None:
