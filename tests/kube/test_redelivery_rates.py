@@ -1,6 +1,6 @@
 """The rate of redeliveries, from a counter that is lost with its broker."""
 
-from shoal_operator.queues.redelivery_rates import RedeliveryRates
+from shoal_operator.queues.group_monitor import RedeliveryRates
 
 
 def test_a_rate_is_of_the_last_minute_and_more() -> None:

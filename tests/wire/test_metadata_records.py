@@ -5,11 +5,11 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shoal.cli.dump import mask_secrets
 from shoal.metadata import delta
 from shoal.metadata.acls import build_acl_record
 from shoal.metadata.image import MetadataImage
 from shoal.metadata.records import MetadataRecord, UnknownRecord, decode, encode
-from shoal.metadata.secret_fields import mask_secrets
 from shoal.protocol.errors import WireError
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal.security.delegation_tokens import DelegationToken

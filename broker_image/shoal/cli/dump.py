@@ -29,9 +29,10 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.coordinator.contract import CoordinatorRecord as StoredRecord
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.share import records as share_records
+from shoal.metadata import listener_configs
 from shoal.metadata import records as metadata_records
+from shoal.metadata.image import ConfigResourceType
 from shoal.metadata.names import METADATA_TOPIC
-from shoal.metadata.secret_fields import mask_secrets
 from shoal.protocol.errors import WireError
 from shoal.record.batch import BatchHeader, Buffer, CorruptBatch, check_crc, iter_headers
 from shoal.record.compression import Compression
@@ -323,3 +324,18 @@ def _decode_raw_metadata(record: Record) -> dict[str, Any]:
 
 def _print_row(row: dict[str, Any]) -> None:
     say(json.dumps(row, default=output.to_plain, ensure_ascii=False))
+
+
+def mask_secrets(record: metadata_records.MetadataRecord) -> dict[str, Any]:
+    """Return the fields of a record, with `[hidden]` in place of secrets.
+
+    Secrets are the keys and the salt of a SCRAM credential, and passwords among broker configs.
+    """
+    fields = record.fields
+    names: tuple[str, ...] = metadata_records.SECRETS.get(record.kind, ())
+    if record.kind == "ConfigRecord" and fields["resource_type"] == ConfigResourceType.BROKER:
+        key = listener_configs.find_key(fields["name"])
+        # A newer release may have passwords that this one does not know.
+        if fields["value"] is not None and (key is None or key.sensitive):
+            names = ("value",)
+    return fields | dict.fromkeys(names, metadata_records.HIDDEN)

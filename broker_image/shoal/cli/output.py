@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from uuid import UUID
 
 import typer
 
-from shoal.cli import table_width
 from shoal.cli.terminal import make_visible, say
 from shoal.client.queues.timestamps import DATE_MS_MAX
 
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
 
 #: Columns of a pipe, which has no width. A wider table gets what it needs.
 PIPE_WIDTH = 4_000
+#: Columns between two columns of a table.
+GAP = 3
+#: A column of text is shortened to this width at least, before a column is left out.
+SHORT_MIN = 12
 #: Characters that do not occur in text: control characters except tab, newline, carriage return.
 _CONTROL = frozenset(map(chr, {*range(32), 127} - {9, 10, 13}))
 
@@ -96,9 +99,9 @@ def print_table(
     escape = make_visible if sys.stdout.isatty() else str
     texts = {name: [escape(format_cell(row.get(name))) for row in records] for name in columns}
     wide = [_measure_column(name, texts[name], _is_number(records, name)) for name in columns]
-    out = make_console(width=sum(column.width + table_width.GAP for column in wide))
-    widths = table_width.fit(wide, out.width, expendable)
-    table = Table(box=None, pad_edge=False, padding=(0, table_width.GAP, 0, 0), header_style="bold")
+    out = make_console(width=sum(column.width + GAP for column in wide))
+    widths = fit_columns(wide, out.width, expendable)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for index, column in enumerate(wide):
         width = widths.get(column.name)
         if width is not None:
@@ -128,11 +131,54 @@ def _format_heading(name: str) -> str:
     return name.replace("_", " ").upper()
 
 
-def _measure_column(name: str, texts: Sequence[str], is_number: bool) -> table_width.TableColumn:
+class TableColumn(NamedTuple):
+    """A column of a table: its name, the width of its widest cell, and whether the width may
+    shrink.
+    """
+
+    name: str
+    width: int
+    shortens: bool
+
+
+def fit_columns(
+    columns: Sequence[TableColumn], room: int, expendable: Sequence[str] = ()
+) -> Mapping[str, int]:
+    """Return the widths of the columns that fit into `room` characters, in their order.
+
+    Text is shortened first, the widest column most. If that is not enough, columns are left out:
+    those in `expendable` in that order, then the last ones. The first column stays, whole if
+    possible.
+    """
+    remaining = list(columns)
+    while len(remaining) > 1 and _compute_least_width(remaining) > room:
+        names = [column.name for column in remaining[1:]]
+        remaining.remove(
+            remaining[1 + names.index(next((n for n in expendable if n in names), names[-1]))]
+        )
+    widths = {column.name: column.width for column in remaining}
+    widths[remaining[0].name] = min(remaining[0].width, room)
+    shortens = [column.name for column in remaining[1:] if column.shortens]
+    excess = sum(widths.values()) + GAP * (len(remaining) - 1) - room
+    while excess > 0 and shortens:
+        widest = max(shortens, key=lambda name: widths[name])
+        widths[widest] -= 1
+        excess -= 1
+    return widths
+
+
+def _compute_least_width(columns: Sequence[TableColumn]) -> int:
+    """Return the width of a table whose text is as short as it may be."""
+    first, *others = columns
+    texts = (min(c.width, SHORT_MIN) if c.shortens else c.width for c in others)
+    return first.width + sum(texts) + GAP * len(others)
+
+
+def _measure_column(name: str, texts: Sequence[str], is_number: bool) -> TableColumn:
     from rich.cells import cell_len
 
     lines = (line for text in (_format_heading(name), *texts) for line in text.split("\n"))
-    return table_width.TableColumn(name, max(map(cell_len, lines)), not is_number)
+    return TableColumn(name, max(map(cell_len, lines)), not is_number)
 
 
 def format_cell(value: Any) -> str:

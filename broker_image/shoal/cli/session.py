@@ -224,3 +224,10 @@ def warn(sentence: str) -> None:
 
 def _get_exit_code(error: ClientError) -> int:
     return UNREACHABLE if isinstance(error, Unreachable) else REFUSED
+
+
+async def require_shoal(client: Client, feature: str) -> None:
+    """Raise `CommandError` if the cluster is not Shoal's; `feature` is what only Shoal has."""
+    link = await client.cluster.get_any_connection()
+    if not any(name.startswith("shoal.") for name in link.features):
+        raise CommandError(f"this cluster is Apache Kafka: it has no {feature}.")

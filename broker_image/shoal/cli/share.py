@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli import dlq, groups, output, share_cancel, shoal_only
+from shoal.cli import dlq, groups, output, share_cancel
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, CommandError, command, make_app, warn
+from shoal.cli.session import USAGE, CommandError, command, make_app, require_shoal, warn
 from shoal.cli.terminal import say
 from shoal.client.admin.configs import (
     AlterOperation,
@@ -120,7 +120,7 @@ async def inspect(
     Other records wait: delayed by its producer; behind-key of an earlier record; behind-limit of
     its tenant; available to the next fetch.
     """
-    await shoal_only.require(client, "request for records in flight")
+    await require_shoal(client, "request for records in flight")
     await groups.require_share_group(client, group)
     partitions = await groups.parse_partitions(client, [topic], "TOPIC")
     states = state or (_IN_FLIGHT if by is None else RecordStateName)
@@ -303,7 +303,7 @@ async def _set_paused(client: Client, group: str, tenant: str | None, *, paused:
             " ends.",
             USAGE,
         )
-    await shoal_only.require(client, f"group config {config}")
+    await require_shoal(client, f"group config {config}")
     await groups.require_share_group(client, group)
     change = ConfigChange(config, str(paused).lower())
     if tenant is not None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import groups, output, shoal_only, timestamps
+from shoal.cli import groups, output, timestamps
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, CommandError, warn
+from shoal.cli.session import USAGE, CommandError, require_shoal, warn
 from shoal.cli.terminal import say
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
@@ -118,7 +118,7 @@ async def cancel(
     continue. Cancelling a record twice changes nothing.
     """
     selector.check()
-    await shoal_only.require(client, "request to cancel records")
+    await require_shoal(client, "request to cancel records")
     await groups.require_share_group(client, group)
     partitions = await groups.parse_partitions(client, [topic], "TOPIC")
     offsets = selector.parse_offsets(partitions)

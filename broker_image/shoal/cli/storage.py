@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import output, shoal_only, storage_restore, timestamps
+from shoal.cli import output, storage_restore, timestamps
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, CommandError, command, make_app
+from shoal.cli.session import USAGE, CommandError, command, make_app, require_shoal
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import OffsetSpec
 from shoal.client.client import Client
@@ -64,7 +64,7 @@ async def status(
     client: Client, topics: Topics = None, format: FormatOption = Format.TABLE
 ) -> None:
     """Show what each partition has in the store, and which records are not there yet."""
-    await shoal_only.require(client, _WHAT)
+    await require_shoal(client, _WHAT)
     tiered = await _find_tiered(client, topics)
     logs = await _read_logs(client)
     partitions = [TopicPartition(t.name, p.index) for t in tiered for p in t.partitions]
@@ -111,7 +111,7 @@ async def segments(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the remote segments of a topic, with the keys of their objects."""
-    await shoal_only.require(client, _WHAT)
+    await require_shoal(client, _WHAT)
     (description,) = await _find_tiered(client, [topic])
     cluster = await client.admin.describe_cluster()
     logs = await _read_logs(client)
@@ -181,7 +181,7 @@ async def check(
     manifests that are missing, damaged or not current (manifest), and objects of topics that do not
     exist (topic gone).
     """
-    await shoal_only.require(client, _WHAT)
+    await require_shoal(client, _WHAT)
     tiered = await _find_tiered(client, topics)
     configs = await _read_broker_configs(client)
     grace_ms = int(configs[_GRACE] or 0)

@@ -1,15 +1,22 @@
-"""`shoal users`: users with SCRAM credentials. Their passwords do not leave this machine."""
+"""`shoal users`: users with SCRAM credentials. Their passwords do not leave this machine.
+
+A password comes from a prompt, from standard input or from a file, never from a flag.
+"""
 
 from __future__ import annotations
 
+import getpass
 import os
+import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, passwords
+from shoal.cli import output
 from shoal.cli.output import Format, FormatOption
+from shoal.cli.prompts import interruptible
 from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say
 from shoal.client.admin.security_admin import (
@@ -22,10 +29,19 @@ from shoal.client.admin.security_admin import (
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError
 from shoal.client.security.scram import ITERATIONS_MAX, ITERATIONS_MIN
+from shoal.client.security.secret import Secret
 from shoal.monitoring import remedies
 from shoal.protocol.errors import ErrorCode
 
 app = make_app("List, add and remove users with SCRAM passwords.")
+
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file with the password; '-' is standard input. Default: ask at the terminal.",
+    ),
+]
 
 
 class Mechanism(StrEnum):
@@ -74,14 +90,14 @@ async def add(
     iterations: Annotated[
         int, typer.Option(help=f"{ITERATIONS_MIN} to {ITERATIONS_MAX}.")
     ] = ITERATIONS,
-    password_file: passwords.PasswordFile = None,
+    password_file: PasswordFile = None,
 ) -> None:
     """Add a user, or set a new password. Default: for SCRAM-SHA-512."""
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise CommandError(
             f"--iterations must be {ITERATIONS_MIN} to {ITERATIONS_MAX}, not {iterations}.", USAGE
         )
-    password = passwords.read_password(password_file, user)
+    password = read_password(password_file, user)
     results = await client.admin.users.alter(
         [
             ScramUpsertion.from_password(
@@ -139,3 +155,42 @@ def _fail_for(results: dict[str, Any]) -> None:
     errors = [error for error in results.values() if isinstance(error, KafkaError)]
     if errors:
         raise CommandError(" ".join(remedies.format_remedy(error) for error in errors))
+
+
+def read_password(file: Path | None, user: str) -> Secret:
+    """Return the new password of a user. A line break at the end is not part of it.
+
+    Raises `CommandError` without a terminal and a file, and for an empty password.
+    """
+    if file is None and not sys.stdin.isatty():
+        raise CommandError(
+            "there is no terminal to ask for the password. Name a file with --password-file, or"
+            " use --password-file - for standard input.",
+            USAGE,
+        )
+    password = _ask(user) if file is None else _read_content(file)
+    if not password:
+        raise CommandError("the password is empty.", USAGE)
+    return password
+
+
+def _ask(user: str) -> Secret:
+    with interruptible():
+        first = Secret(getpass.getpass(f"New password of {user}: "))
+        second = Secret(getpass.getpass("Again: "))
+    if second != first:
+        raise CommandError("the passwords differ. Nothing was changed.", USAGE)
+    return first
+
+
+def _read_content(file: Path) -> Secret:
+    try:
+        with interruptible():
+            text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    except OSError as error:
+        reason = error.strerror
+    except ValueError:
+        reason = "it is not a text file"
+    else:
+        return Secret(text.removesuffix("\n").removesuffix("\r"))
+    raise CommandError(f"cannot read {file}: {reason}.", USAGE)

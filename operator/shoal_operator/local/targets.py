@@ -1,8 +1,9 @@
-"""Which resources the words of `get`, `describe` and `delete` name, and errors as kubectl prints
-them."""
+"""Which resources the words and the label selectors of `get`, `describe` and `delete` name, and
+errors as kubectl prints them."""
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,6 @@ from shoal.cli.session import run_guarded
 from shoal.cli.terminal import say
 
 from shoal_operator.local.definitions import Definition, find_definition, load_definitions
-from shoal_operator.local.selectors import LabelRequirement, parse_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 #: Words for all custom resources: the category of the definitions, and kubectl's.
 CATEGORIES = ("all", "shoal")
+#: The forms of a requirement in a label selector.
+_COMMA = re.compile(r",(?![^()]*\))")
+_KEY = r"(?P<key>[\w./-]+)"
+_EXISTS = re.compile(rf"(?P<no>!?)\s*{_KEY}")
+_EQUALS = re.compile(rf"{_KEY}\s*(?P<no>!?)={{1,2}}\s*(?P<values>[\w.-]*)")
+_IN = re.compile(rf"{_KEY}\s+(?P<no>not)?in\s+\((?P<values>[\w.,\s-]*)\)")
 
 
 class KubectlRefusal(Exception):
@@ -32,6 +38,21 @@ class ResourceTarget(NamedTuple):
 
     definition: Definition
     name: str | None = None
+
+
+class LabelRequirement(NamedTuple):
+    """A condition on a label: it has one of the values, or any if that is None. `negated` turns it
+    round, so that an object without the label matches."""
+
+    key: str
+    values: frozenset[str] | None
+    negated: bool
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether labels meet the condition."""
+        value = labels.get(self.key)
+        holds = value is not None and (self.values is None or value in self.values)
+        return holds != self.negated
 
 
 class Scope(NamedTuple):
@@ -85,6 +106,24 @@ def make_scope(
     except ValueError as error:
         raise KubectlRefusal(f"error: {error}") from None
     return Scope(None if all_namespaces else namespace, labels, is_all or bool(selector))
+
+
+def parse_selector(text: str) -> tuple[LabelRequirement, ...]:
+    """Return the requirements of a selector such as `app=jobs,tier in (a, b),!old`.
+
+    Raises `ValueError` for text that is none.
+    """
+    return tuple(_parse_requirement(part.strip()) for part in _COMMA.split(text) if text.strip())
+
+
+def _parse_requirement(text: str) -> LabelRequirement:
+    for pattern in (_EXISTS, _EQUALS, _IN):
+        if match := pattern.fullmatch(text):
+            fields = match.groupdict()
+            values = fields.get("values")
+            allowed = None if values is None else frozenset(v.strip() for v in values.split(","))
+            return LabelRequirement(fields["key"], allowed, bool(fields["no"]))
+    raise ValueError(f"unable to parse requirement: {text!r}")
 
 
 def run_as_kubectl(call: Callable[[], None]) -> None:

@@ -24,7 +24,6 @@ from shoal_operator.model import hibernation
 from shoal_operator.model.groups import get_group_id
 from shoal_operator.model.resources.share_consumer import ShareConsumer
 from shoal_operator.model.resources.share_group import ShareGroup
-from shoal_operator.queues.redelivery_rates import RedeliveryRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,8 +47,37 @@ PARTITIONS_IN_STATUS_MAX = 100
 SCANNED_MS = 2_000
 #: A lag older than this is unknown; groups that are scaled are read every few seconds.
 LAG_AGE_MS_MAX = 20_000
+#: The shortest time over which a rate of redeliveries is computed.
+RATE_INTERVAL_MS = 60_000
 #: The metrics of a group are removed when its lag is older than this.
 FORGET_MS = 300_000
+
+
+class RedeliveryRates:
+    """Redeliveries per minute by share group, from counters that restart with their brokers.
+
+    Remembers a count of records by group, and when it was read.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[int, int]] = {}
+
+    def record(self, group: str, count: int, now_ms: int) -> None:
+        """Record a counter's value; -1 means that no broker reported it."""
+        previous = self._since.get(group)
+        if count >= 0 and (previous is None or count < previous[0]):
+            self._since[group] = (count, now_ms)
+
+    def compute_per_minute(self, group: str, count: int, now_ms: int) -> int | None:
+        """Return the rate since the last call that returned one.
+
+        The result is None within `RATE_INTERVAL_MS` of that call, and without a recorded count.
+        """
+        previous = self._since.get(group)
+        if count < 0 or previous is None or now_ms - previous[1] < RATE_INTERVAL_MS:
+            return None
+        self._since[group] = (count, now_ms)
+        return max(0, round((count - previous[0]) * RATE_INTERVAL_MS / (now_ms - previous[1])))
 
 
 class GroupMonitor:

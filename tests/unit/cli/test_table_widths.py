@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.cli.output import print_table
-from shoal.cli.table_width import GAP, SHORT_MIN, TableColumn, fit
+from shoal.cli.output import GAP, SHORT_MIN, TableColumn, fit_columns, print_table
 
 if TYPE_CHECKING:
     import pytest
@@ -21,27 +20,27 @@ ALL = (NAME, COUNT, TEXT, LAG)
 
 def test_a_table_that_fits_keeps_its_widths() -> None:
     room = 10 + 5 + 40 + 4 + 3 * GAP
-    assert fit(ALL, room) == {"name": 10, "count": 5, "text": 40, "lag": 4}
+    assert fit_columns(ALL, room) == {"name": 10, "count": 5, "text": 40, "lag": 4}
 
 
 def test_text_is_shortened_before_a_column_is_left_out() -> None:
-    assert fit(ALL, 50) == {"name": 10, "count": 5, "text": 22, "lag": 4}
+    assert fit_columns(ALL, 50) == {"name": 10, "count": 5, "text": 22, "lag": 4}
     least = 10 + 5 + SHORT_MIN + 4 + 3 * GAP
-    assert fit(ALL, least)["text"] == SHORT_MIN
-    assert "lag" not in fit(ALL, least - 1)
+    assert fit_columns(ALL, least)["text"] == SHORT_MIN
+    assert "lag" not in fit_columns(ALL, least - 1)
 
 
 def test_the_widest_text_shrinks_most() -> None:
     columns = (NAME, TableColumn("a", 20, True), TableColumn("b", 40, True))
-    assert fit(columns, 10 + 20 + 24 + 2 * GAP) == {"name": 10, "a": 20, "b": 24}
-    assert fit(columns, 10 + 18 + 18 + 2 * GAP) == {"name": 10, "a": 18, "b": 18}
+    assert fit_columns(columns, 10 + 20 + 24 + 2 * GAP) == {"name": 10, "a": 20, "b": 24}
+    assert fit_columns(columns, 10 + 18 + 18 + 2 * GAP) == {"name": 10, "a": 18, "b": 18}
 
 
 def test_expendable_columns_are_left_out_first_and_then_the_last_ones() -> None:
-    assert [*fit(ALL, 38, ["text", "count"])] == ["name", "count", "lag"]
-    assert [*fit(ALL, 20, ["text", "count"])] == ["name", "lag"]
-    assert [*fit(ALL, 20)] == ["name", "count"]
-    assert fit(ALL, 8) == {"name": 8}
+    assert [*fit_columns(ALL, 38, ["text", "count"])] == ["name", "count", "lag"]
+    assert [*fit_columns(ALL, 20, ["text", "count"])] == ["name", "lag"]
+    assert [*fit_columns(ALL, 20)] == ["name", "count"]
+    assert fit_columns(ALL, 8) == {"name": 8}
 
 
 @given(
@@ -50,7 +49,7 @@ def test_expendable_columns_are_left_out_first_and_then_the_last_ones() -> None:
 )
 def test_a_table_never_exceeds_the_terminal(widths: list[tuple[int, bool]], room: int) -> None:
     columns = [TableColumn(str(at), width, short) for at, (width, short) in enumerate(widths)]
-    found = fit(columns, room)
+    found = fit_columns(columns, room)
     assert next(iter(found)) == "0"
     assert sum(found.values()) + GAP * (len(found) - 1) <= room
     assert all(found[c.name] == c.width for c in columns[1:] if c.name in found and not c.shortens)
