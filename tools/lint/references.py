@@ -30,6 +30,8 @@ BASES = (
 PACKAGES = ("server", "coordinator", "quorum", "record", "protocol", "shoal_operator")
 #: A path, and perhaps a function in it, as pytest names a test.
 PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+)/?(?:::(\w+))?`")
+#: A function, class, variable or config that a file has: `X` in `y/z.py`, `X` (in `y/z.py`).
+PLACED = re.compile(r"`([A-Za-z_][\w.]*)(?:\(\))?` \(?in `([\w.-]+(?:/[\w.-]+)+\.py)`")
 MODULE = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!py\b)\w+)+)(?:\(\))?`")
 TARGET = re.compile(r"(?:`|\brun: )make ([a-z][a-z0-9-]*)")
 #: A rule of the Makefile, with one target or several.
@@ -80,6 +82,16 @@ class References:
             p in self._files or p in self._folders or f"{p}.py" in self._files for p in paths
         )
 
+    def _has_name(self, name: str, reference: str, file: str) -> bool:
+        """Return whether a file defines a name and its class, or has the name in quotes, as it has
+        that of a config."""
+        paths = [p for p in find_candidates(reference, file) if p in self._files]
+        owner, _, last = name.rpartition(".")
+        patterns = [rf"\b(?:def|class) {last}\b|\b{last}:|\b{last} = |[\"']{re.escape(name)}[\"']"]
+        if owner[:1].isupper():
+            patterns.append(rf"\bclass {owner}\b")
+        return not paths or any(all(re.search(x, _read(p)) for x in patterns) for p in paths)
+
     def _has_module(self, reference: str, file: str) -> bool:
         """Return whether a module exists and contains the next part of the name, if any."""
         parts = reference.split(".")
@@ -102,13 +114,20 @@ class References:
                     yield f"{number}: make {target}"
             if "`" not in line:
                 continue
-            for reference, function in PATH.findall(line):
-                first = reference.split("/")[0]
-                if first in self._first and not self._has_path(reference, function, file):
-                    yield f"{number}: {reference}{'::' * bool(function)}{function}"
-            for reference in MODULE.findall(line):
-                if not self._has_module(reference, file):
-                    yield f"{number}: {reference}"
+            for stale in self._find_in_line(line, file):
+                yield f"{number}: {stale}"
+
+    def _find_in_line(self, line: str, file: str) -> Iterator[str]:
+        for reference, function in PATH.findall(line):
+            first = reference.split("/")[0]
+            if first in self._first and not self._has_path(reference, function, file):
+                yield f"{reference}{'::' * bool(function)}{function}"
+        for name, reference in PLACED.findall(line):
+            if not self._has_name(name, reference, file):
+                yield f"{name} in {reference}"
+        for reference in MODULE.findall(line):
+            if not self._has_module(reference, file):
+                yield reference
 
 
 def check_tree(files: list[File]) -> Iterator[str]:

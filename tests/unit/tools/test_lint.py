@@ -151,6 +151,8 @@ def test_stale_names_of_functions_are_found() -> None:
     known = references.References([file])
     text = f"`{file}::test_a_cycle_is_found`, `{file}::test_a_cycle`"
     assert list(known.find_stale(text, "docs/x.md")) == [f"1: {file}::test_a_cycle"]
+    text = f"`test_a_cycle_is_found` in `{file}`, or `test_a_cycle` (in `{file}`)"
+    assert list(known.find_stale(text, "docs/x.md")) == [f"1: test_a_cycle in {file}"]
 
 
 def test_a_cycle_is_found() -> None:
