@@ -37,7 +37,7 @@ PACKAGES = {
 HELPERS = ("tests", "tests/support", "tests/model", "bench", "tools")
 #: Modules of tests that start a program, and the module that it begins with.
 STARTED = {
-    "tests/support/servers.py": "shoal.cli.server",
+    "tests/support/servers.py": "shoal.cli.commands.server",
     "tests/support/commands.py": "shoal.cli.main",
 }
 #: Tests on Kubernetes are run by name.

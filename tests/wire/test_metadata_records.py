@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.cli.dump import mask_secrets
+from shoal.cli.commands.dump import mask_secrets
 from shoal.metadata import delta
 from shoal.metadata.acls import build_acl_record
 from shoal.metadata.image import MetadataImage

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from commands import Shoal
 from conditions import eventually_async
-from shoal.cli import schedule as module
+from shoal.cli.commands import schedule as module
 from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
 from shoal.client.errors import expect

@@ -7,7 +7,7 @@ import sys
 def main() -> None:
     """Run a broker, or any other command. A broker lives long, so it does without typer."""
     if sys.argv[1:2] == ["server"]:
-        from shoal.cli import serve
+        from shoal.cli.commands import serve
 
         flags = serve.read_flags(sys.argv[2:], os.environ)
         if flags is not None:

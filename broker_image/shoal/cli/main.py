@@ -28,67 +28,83 @@ class CommandModule(NamedTuple):
 
 #: The commands, in the order of `shoal --help`. One without a module is a plug-in (`PLUGINS`).
 COMMANDS: dict[str, CommandModule] = {
-    "server": CommandModule("shoal.cli.server", "Run a broker."),
+    "server": CommandModule("shoal.cli.commands.server", "Run a broker."),
     "cluster": CommandModule(
-        "shoal.cli.cluster", "Run a test cluster here, or describe any cluster."
+        "shoal.cli.commands.cluster", "Run a test cluster here, or describe any cluster."
     ),
     "topics": CommandModule(
-        "shoal.cli.topics",
+        "shoal.cli.commands.topics",
         "Manage topics, move their replicas, and delete old records.",
     ),
     "queue": CommandModule(
-        "shoal.cli.queue",
+        "shoal.cli.commands.queue",
         "Create, list, describe and delete queues: topic, group and dead letters in one.",
     ),
-    "produce": CommandModule("shoal.cli.produce", "Send records from standard input or a file."),
+    "produce": CommandModule(
+        "shoal.cli.commands.produce", "Send records from standard input or a file."
+    ),
     "consume": CommandModule(
-        "shoal.cli.consume", "Read records, by offset or in a consumer group."
+        "shoal.cli.commands.consume", "Read records, by offset or in a consumer group."
     ),
     "share-consume": CommandModule(
-        "shoal.cli.share_consume", "Acquire records from a share group and settle them."
+        "shoal.cli.commands.share_consume", "Acquire records from a share group and settle them."
     ),
     "worker": CommandModule(
-        "shoal.cli.worker", "Run the handlers of an application for its topics."
+        "shoal.cli.commands.worker", "Run the handlers of an application for its topics."
     ),
     "schedule": CommandModule(
-        "shoal.cli.schedule", "Produce records at the times of cron expressions."
+        "shoal.cli.commands.schedule", "Produce records at the times of cron expressions."
     ),
     "groups": CommandModule(
-        "shoal.cli.groups", "List, describe, reset and delete groups; show their lag."
+        "shoal.cli.commands.groups", "List, describe, reset and delete groups; show their lag."
     ),
-    "dlq": CommandModule("shoal.cli.dlq", "List, show, redrive and delete dead letters."),
+    "dlq": CommandModule("shoal.cli.commands.dlq", "List, show, redrive and delete dead letters."),
     "share": CommandModule(
-        "shoal.cli.share", "Show records in flight, and pause or resume delivery to a group."
+        "shoal.cli.commands.share",
+        "Show records in flight, and pause or resume delivery to a group.",
     ),
     "transactions": CommandModule(
-        "shoal.cli.transactions", "List and describe transactions; find and end those that hang."
+        "shoal.cli.commands.transactions",
+        "List and describe transactions; find and end those that hang.",
     ),
     "profile": CommandModule(
-        "shoal.cli.profile", "Create, choose, show and delete named clusters."
+        "shoal.cli.commands.profile", "Create, choose, show and delete named clusters."
     ),
     "configs": CommandModule(
-        "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
+        "shoal.cli.commands.configs", "Show and change configs of topics, groups and brokers."
     ),
-    "acls": CommandModule("shoal.cli.acls", "List, add and remove access control entries."),
-    "users": CommandModule("shoal.cli.users", "List, add and remove users with SCRAM passwords."),
-    "tokens": CommandModule("shoal.cli.tokens", "Create, renew, end and list delegation tokens."),
+    "acls": CommandModule(
+        "shoal.cli.commands.acls", "List, add and remove access control entries."
+    ),
+    "users": CommandModule(
+        "shoal.cli.commands.users", "List, add and remove users with SCRAM passwords."
+    ),
+    "tokens": CommandModule(
+        "shoal.cli.commands.tokens", "Create, renew, end and list delegation tokens."
+    ),
     "quotas": CommandModule(
-        "shoal.cli.quotas", "List, set and remove quotas of users, clients and addresses."
+        "shoal.cli.commands.quotas", "List, set and remove quotas of users, clients and addresses."
     ),
     "storage": CommandModule(
-        "shoal.cli.storage",
+        "shoal.cli.commands.storage",
         "Show and check the object store, and restore a lost cluster.",
     ),
-    "whoami": CommandModule("shoal.cli.whoami", "Show how the cluster has authenticated you."),
-    "explain": CommandModule("shoal.cli.explain", "Show the rule that decides what a user may do."),
-    "debug": CommandModule("shoal.cli.debug", "Collect a support bundle without secrets."),
+    "whoami": CommandModule(
+        "shoal.cli.commands.whoami", "Show how the cluster has authenticated you."
+    ),
+    "explain": CommandModule(
+        "shoal.cli.commands.explain", "Show the rule that decides what a user may do."
+    ),
+    "debug": CommandModule("shoal.cli.commands.debug", "Collect a support bundle without secrets."),
     "top": CommandModule(
-        "shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."
+        "shoal.cli.commands.top", "Watch throughput, lag, records in flight and redeliveries."
     ),
     "console": CommandModule(
-        "shoal.cli.console", "Serve a web page that shows the queues of a cluster."
+        "shoal.cli.commands.console", "Serve a web page that shows the queues of a cluster."
     ),
-    "demo": CommandModule("shoal.cli.demo", "Run the image pipeline with Spark on this machine."),
+    "demo": CommandModule(
+        "shoal.cli.commands.demo", "Run the image pipeline with Spark on this machine."
+    ),
     "up": CommandModule("", "Run a folder of manifests on this machine, without Kubernetes."),
     "get": CommandModule("", "Show the resources of `shoal up`, as kubectl does."),
     "describe": CommandModule("", "Show a resource of `shoal up` with its events."),
@@ -96,7 +112,9 @@ COMMANDS: dict[str, CommandModule] = {
     "delete": CommandModule("", "Delete resources of `shoal up`."),
     "logs": CommandModule("", "Print what consumers and brokers of `shoal up` have printed."),
     "down": CommandModule("", "End `shoal up`, and keep its data."),
-    "dump": CommandModule("shoal.cli.dump", "Print log segments and internal topics as JSON."),
+    "dump": CommandModule(
+        "shoal.cli.commands.dump", "Print log segments and internal topics as JSON."
+    ),
 }
 
 #: Commands of other packages, by entry points of this group: the engine does not import them.

@@ -5,5 +5,6 @@ from the last sample, and `live` sends each later one to open pages as server-se
 page alone needs (configs, records, dead letters) is read when the page is opened. The console only
 reads. It works on Apache Kafka too, without the numbers that only Shoal's brokers report.
 
-It needs aiohttp and Jinja2, the optional dependencies `console`. `shoal.cli.console` starts it.
+It needs aiohttp and Jinja2, the optional dependencies `console`. `shoal.cli.commands.console`
+starts it.
 """

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 
 import pytest
-from shoal.cli import side_console
+from shoal.cli.commands import side_console
 
 
 @pytest.mark.parametrize(

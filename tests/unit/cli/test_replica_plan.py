@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.cli.replica_plan import plan
+from shoal.cli.commands.replica_plan import plan
 from shoal.client.net.cluster import TopicPartition
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import typer
-from shoal.cli import storage_restore
+from shoal.cli.commands import storage_restore
 from shoal.metadata.records import MetadataRecord, encode
 from shoal.tiered import backup
 

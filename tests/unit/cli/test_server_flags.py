@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
-from shoal.cli import serve
+from shoal.cli.commands import serve
 from shoal.cli.main import load_app
 from typer.testing import CliRunner
 

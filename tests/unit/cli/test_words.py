@@ -9,10 +9,10 @@ from datetime import datetime
 import pytest
 from shoal.cli import records, timestamps
 from shoal.cli.client_properties import parse_pairs
+from shoal.cli.commands.produce import Input, InputRecord, _make_reader
+from shoal.cli.commands.share_consume import _parse_pattern, merge
 from shoal.cli.output import format_cell, format_timestamp, to_text_or_hex
-from shoal.cli.produce import Input, InputRecord, _make_reader
 from shoal.cli.session import CommandError
-from shoal.cli.share_consume import _parse_pattern, merge
 from shoal.client.consume.consumer import Record
 from shoal.client.share.member import Acknowledgement, AcknowledgeType
 
@@ -142,7 +142,7 @@ def test_help_needs_none_of_the_tools() -> None:
 def test_a_plain_broker_imports_nothing_that_it_does_not_use() -> None:
     """Each takes 0.5 to 25 MB of memory as long as the broker runs, and delays the start."""
     code = (
-        "import sys\nfrom shoal.cli import __main__, serve\n"
+        "import sys\nfrom shoal.cli import __main__\nfrom shoal.cli.commands import serve\n"
         "serve.read_flags(['--listener=127.0.0.1:0', '--node-id', '1'], {})\n"
         "import shoal.server.process\n"
         "unused = {'aiohttp', 'cramjam', 'cryptography', 'email', 'hypothesis', 'jinja2',"

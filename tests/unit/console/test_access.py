@@ -8,7 +8,7 @@ import sys
 import pytest
 from aiohttp import encode_basic_auth, web
 from consoles import console
-from shoal.cli import console as cli
+from shoal.cli.commands import console as cli
 from shoal.cli.session import CommandError
 from shoal.client.client import Client
 from shoal.console import security

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from certificates import Authority
 from consoles import Console, console
-from shoal.cli.console import PageOptions, _build_access, _make_context
+from shoal.cli.commands.console import PageOptions, _build_access, _make_context
 from shoal.cli.session import CommandError
 from shoal.client.settings import Settings
 from shoal.console.app import serving

@@ -18,7 +18,7 @@ from aiohttp import encode_basic_auth, web
 from aiohttp.test_utils import TestServer
 from certificates import Authority
 from ports import free_ports
-from shoal.cli.console import PageOptions, _build_access
+from shoal.cli.commands.console import PageOptions, _build_access
 from shoal.cli.session import CommandError
 from shoal.console import prometheus
 from shoal.console.history import POINTS_MAX, STEP_S

@@ -6,7 +6,7 @@ import base64
 from typing import TYPE_CHECKING
 
 import pytest
-from shoal.cli.add_scram import AddScramError, collect_users, remove_users
+from shoal.cli.commands.add_scram import AddScramError, collect_users, remove_users
 from shoal.log.errors import CorruptLog
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.scram_arguments import InvalidScramArgument, parse

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import output, storage_restore, timestamps
+from shoal.cli import output, timestamps
+from shoal.cli.commands import storage_restore
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, CommandError, command, make_app, require_shoal
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli import output, prompts, timestamps
-from shoal.cli.groups import parse_partitions as parsed_partitions
+from shoal.cli.commands.groups import parse_partitions as parsed_partitions
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import groups, output, timestamps
+from shoal.cli import output, timestamps
+from shoal.cli.commands import groups
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, CommandError, require_shoal, warn
 from shoal.cli.terminal import say

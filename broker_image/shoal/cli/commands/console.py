@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from shoal.cli import side_console
-from shoal.cli.groups import Metrics
+from shoal.cli.commands import side_console
+from shoal.cli.commands.groups import Metrics
 from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say
 from shoal.client.client import Client

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import bundle as contents
 from shoal.cli import output, profiles
 from shoal.cli.client_properties import read_environment
+from shoal.cli.commands import bundle as contents
 from shoal.cli.redaction import Redaction
 from shoal.cli.session import UNREACHABLE, USAGE, CommandError, command, make_app, warn
 from shoal.cli.terminal import say

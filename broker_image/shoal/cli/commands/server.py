@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import serve
+from shoal.cli.commands import serve
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

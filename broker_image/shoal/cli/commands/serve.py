@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from uuid import uuid4
 
-from shoal.cli import add_scram as first_users
 from shoal.cli import terminal
+from shoal.cli.commands import add_scram as first_users
 
 if TYPE_CHECKING:
-    from shoal.cli.side_console import SideConsole
+    from shoal.cli.commands.side_console import SideConsole
     from shoal.server.config import BrokerConfig
 
 #: Configs of the listener that `controller_listener` may add.
@@ -143,7 +143,7 @@ def _with_metrics(
 
 def _make_side_console(listen: str, resolved: BrokerConfig) -> SideConsole:
     """Return the console beside this broker. It connects without TLS and login."""
-    from shoal.cli import side_console
+    from shoal.cli.commands import side_console
     from shoal.server.config import format_address
 
     first = resolved.listeners[0]

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import local_cluster, output
+from shoal.cli import output
 from shoal.cli.client_properties import parse_pairs
-from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
+from shoal.cli.commands import local_cluster
+from shoal.cli.commands.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, CommandError, command, make_app, run_guarded, warn
 from shoal.cli.terminal import say

@@ -14,11 +14,11 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.consume import StopCondition
+from shoal.cli.commands.consume import StopCondition
+from shoal.cli.commands.share_exec import ExecOptions, run_commands
 from shoal.cli.group_names import check_group
 from shoal.cli.records import AnyRecord, RecordFormat, make_printer
 from shoal.cli.session import USAGE, CommandError, command, make_app, warn
-from shoal.cli.share_exec import ExecOptions, run_commands
 from shoal.cli.terminal import say
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import OffsetSpec

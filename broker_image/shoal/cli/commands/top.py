@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli import output
+from shoal.cli.commands.groups import Metrics
 from shoal.cli.group_names import AllGroups, select_groups
-from shoal.cli.groups import Metrics
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import command, make_app, warn
 from shoal.client.admin.admin import Admin

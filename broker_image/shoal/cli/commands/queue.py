@@ -8,8 +8,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from shoal.cli import output, prompts, timestamps
+from shoal.cli.commands.groups import Metrics, read_numbers
 from shoal.cli.group_names import check_group
-from shoal.cli.groups import Metrics, read_numbers
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say

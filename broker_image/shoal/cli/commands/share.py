@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli import dlq, groups, output, share_cancel
+from shoal.cli import output
+from shoal.cli.commands import dlq, groups, share_cancel
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, CommandError, command, make_app, require_shoal, warn
 from shoal.cli.terminal import say

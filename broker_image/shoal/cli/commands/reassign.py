@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, replica_plan
+from shoal.cli import output
+from shoal.cli.commands import replica_plan
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.prompts import interruptible
 from shoal.cli.session import REFUSED, USAGE, CommandError, command, make_app, warn

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from shoal.cli import side_console
+from shoal.cli.commands import side_console
 from shoal.cli.terminal import say
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

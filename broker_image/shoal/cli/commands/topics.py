@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, prompts, reassign, timestamps
+from shoal.cli import output, prompts, timestamps
 from shoal.cli.client_properties import parse_pairs
+from shoal.cli.commands import reassign
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, CommandError, command, make_app
 from shoal.cli.terminal import say

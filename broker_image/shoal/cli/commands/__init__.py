@@ -1,0 +1,1 @@
+"""The commands, a module each, and the parts of those that are too long for one."""
