@@ -20,8 +20,8 @@ from servers import ShoalProcess
 from shoal.client.client import Client, SyncClient
 from shoal.client.settings import Settings
 from shoal.client.share.acquired import AcknowledgeType, AcquireMode
+from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import serving
-from shoal.console.security import ConsoleAccess
 
 #: Records in a burst of the load, and seconds between two bursts.
 BURST, EVERY_S = 20, 0.3

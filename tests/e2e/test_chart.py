@@ -20,8 +20,8 @@ from e2e.cluster.commands import run
 from e2e.cluster.layout import ClusterError
 from e2e.release import CHART, KUBE
 from seeding import SEED
-from shoal.console.kubernetes import PLURALS
-from shoal.console.masks import parse_masks
+from shoal.console.reading.masks import parse_masks
+from shoal.console.sampling.kubernetes import PLURALS
 from sim.seeds import draw_by_day
 
 if TYPE_CHECKING:

@@ -16,17 +16,17 @@ from aiohttp.test_utils import TestClient, TestServer
 from kube.api_server import ApiServer, CrashPoint
 from shoal.client.client import Client
 from shoal.client.settings import Settings
+from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import Console, build_application
-from shoal.console.kubernetes import (
+from shoal.console.login_files import InvalidAccess
+from shoal.console.sampling.kubernetes import (
     PLURALS,
     Kubernetes,
     KubernetesSettings,
     KubernetesSnapshot,
     make_pod_settings,
 )
-from shoal.console.login_files import InvalidAccess
-from shoal.console.sampler import Sampler
-from shoal.console.security import ConsoleAccess
+from shoal.console.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from shoal.console.kubernetes import KubernetesSettings
+from shoal.console.sampling.kubernetes import KubernetesSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

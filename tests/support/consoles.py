@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from aiohttp.test_utils import TestClient, TestServer
 from shoal.client.client import Client
 from shoal.client.settings import Settings
+from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import Console as Parts
 from shoal.console.app import build_application
-from shoal.console.sampler import Sampler
-from shoal.console.security import ConsoleAccess
+from shoal.console.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

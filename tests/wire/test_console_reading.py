@@ -9,7 +9,7 @@ from consoles import console
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
-from shoal.console import read_budget
+from shoal.console.reading import read_budget
 from shoal.record.records import build_batch
 from wireclient import WireClient
 

@@ -15,24 +15,24 @@ from aiohttp.http_exceptions import BadHttpMessage
 
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, KafkaError, is_transient
-from shoal.console import openid
-from shoal.console import sampler as samplers
-from shoal.console.actors import Actors
-from shoal.console.connections import HttpConnectionLimits, count_requests, send_in_pieces
+from shoal.console.access import openid
+from shoal.console.access.actors import Actors
+from shoal.console.access.connections import HttpConnectionLimits, count_requests, send_in_pieces
+from shoal.console.access.openid import OpenIdLogin
+from shoal.console.access.security import LOGIN, NO_RIGHT, USER, ConsoleAccess, guard, with_headers
+from shoal.console.access.sessions import Sessions
 from shoal.console.forms import FORM_BYTES_MAX, Forms
-from shoal.console.kubernetes import Kubernetes, reading
 from shoal.console.live import EventStreams
-from shoal.console.openid import OpenIdLogin
 from shoal.console.pages import Page, Pages
-from shoal.console.prometheus import Prometheus
-from shoal.console.read_budget import PAGES_MAX
-from shoal.console.records import BatchTooLarge
-from shoal.console.registries import Registry
+from shoal.console.reading.read_budget import PAGES_MAX
+from shoal.console.reading.records import BatchTooLarge
+from shoal.console.reading.registries import Registry
+from shoal.console.reading.views import RecordView
 from shoal.console.render import STATIC, compile_templates, render
 from shoal.console.runs import ActionRuns
-from shoal.console.security import LOGIN, NO_RIGHT, USER, ConsoleAccess, guard, with_headers
-from shoal.console.sessions import Sessions
-from shoal.console.views import RecordView
+from shoal.console.sampling import sampler as samplers
+from shoal.console.sampling.kubernetes import Kubernetes, reading
+from shoal.console.sampling.prometheus import Prometheus
 from shoal.monitoring.remedies import format_remedy
 from shoal.protocol.errors import ErrorCode
 

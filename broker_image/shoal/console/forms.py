@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from shoal.client.errors import ClientError, KafkaError
+from shoal.console.access.security import BEARER, LOGIN, NO_RIGHT, USER
+from shoal.console.access.sessions import TOKEN_FIELD
 from shoal.console.actions import ACTIONS
 from shoal.console.actions.contract import ActionContext, ActionError, FormData
 from shoal.console.actions.run import Stage
 from shoal.console.pages import Page, Pages
 from shoal.console.render import make_link
 from shoal.console.runs import ActionRuns, audit
-from shoal.console.security import BEARER, LOGIN, NO_RIGHT, USER
-from shoal.console.sessions import TOKEN_FIELD
 from shoal.monitoring.remedies import format_remedy
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
+    from shoal.console.access.actors import Actors
+    from shoal.console.access.sessions import Sessions
     from shoal.console.actions.contract import Action, ActionPlan, FormField
-    from shoal.console.actors import Actors
-    from shoal.console.sampler import Sampler
-    from shoal.console.sessions import Sessions
-    from shoal.console.views import RecordView
+    from shoal.console.reading.views import RecordView
+    from shoal.console.sampling.sampler import Sampler
 
 #: Bytes of a form. A payload of non-ASCII text is up to three times as long in a form.
 FORM_BYTES_MAX = 4 << 20

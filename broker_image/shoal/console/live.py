@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from shoal.client.errors import ClientError
-from shoal.console.security import HEADERS, USER
+from shoal.console.access.security import HEADERS, USER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shoal.console.sampler import Sampler
+    from shoal.console.sampling.sampler import Sampler
 
 #: Open pages that are updated at the same time. Each renders its page after each sample.
 STREAMS_MAX = 200

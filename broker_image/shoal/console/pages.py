@@ -18,11 +18,13 @@ from shoal.client.queues.gaps import find_gaps
 from shoal.client.queues.held_keys import HeldKey, find_held_keys
 from shoal.client.queues.key_range_owners import WHOLE, find_group_owners
 from shoal.client.queues.timestamps import parse_timestamp
-from shoal.console import dead_letters, figures, holdings, payloads, queues, records, tenants
+from shoal.console import figures
+from shoal.console.access.security import HEADERS, LOGIN, USER
 from shoal.console.charts import ChartLine, draw_chart
-from shoal.console.queues import Level, MonitoredQueue
-from shoal.console.sample import ClusterSample, MetricsSource
-from shoal.console.security import HEADERS, LOGIN, USER
+from shoal.console.reading import dead_letters, payloads, records
+from shoal.console.sampling import holdings, queues, tenants
+from shoal.console.sampling.queues import Level, MonitoredQueue
+from shoal.console.sampling.sample import ClusterSample, MetricsSource
 from shoal.dead_letters.dead_letter_topics import TOPIC, find_bounds
 from shoal.dead_letters.records import REASONS, DeadLetterFilter
 from shoal.record.records import format_header_key
@@ -35,15 +37,15 @@ if TYPE_CHECKING:
     from shoal.client.client import Client
     from shoal.client.net.metadata import Topic
     from shoal.client.queues.lag import Position
-    from shoal.console.actors import Actors
+    from shoal.console.access.actors import Actors
+    from shoal.console.access.openid import OpenIdLogin
     from shoal.console.charts import Chart
-    from shoal.console.history import Hour
-    from shoal.console.holdings import Holdings
-    from shoal.console.kubernetes import Kubernetes
-    from shoal.console.openid import OpenIdLogin
-    from shoal.console.prometheus import Prometheus
-    from shoal.console.sampler import Sampler
-    from shoal.console.views import RecordView
+    from shoal.console.reading.views import RecordView
+    from shoal.console.sampling.history import Hour
+    from shoal.console.sampling.holdings import Holdings
+    from shoal.console.sampling.kubernetes import Kubernetes
+    from shoal.console.sampling.prometheus import Prometheus
+    from shoal.console.sampling.sampler import Sampler
 
 #: Rows of a table on one page of it.
 ROWS_MAX = 100

@@ -14,7 +14,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from shoal.client.admin.configs import ConfigSource
-from shoal.console import figures, payloads, read_budget
+from shoal.console import figures
+from shoal.console.reading import payloads, read_budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shoal.client.client import Client
+    from shoal.console.access.security import ExpiringLogin
     from shoal.console.actions.contract import ActionPlan
-    from shoal.console.security import ExpiringLogin
 
 log = logging.getLogger("shoal.console")
 #: One line of JSON for each action. `shoal console` writes them to standard error.

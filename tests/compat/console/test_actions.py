@@ -25,7 +25,7 @@ from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.settings import Settings
 from shoal.client.share.acquired import Acknowledgement, AcknowledgeType, AcquireMode
-from shoal.console.security import ConsoleAccess, parse_users
+from shoal.console.access.security import ConsoleAccess, parse_users
 from shoal.dead_letters.records import get_redrive_source
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import pytest
 from conditions import eventually
 from maven import fetched
 from ports import free_ports
-from shoal.console.payloads import DecodedPayload
-from shoal.console.registries import Registry, RegistrySettings
+from shoal.console.reading.payloads import DecodedPayload
+from shoal.console.reading.registries import Registry, RegistrySettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from console_letters import Letters
 from consoles import Console, console
 from shoal.client.client import SyncClient
 from shoal.client.share.acquired import AcquireMode
-from shoal.console.security import ConsoleAccess
+from shoal.console.access.security import ConsoleAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

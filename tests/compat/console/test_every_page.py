@@ -29,7 +29,7 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.client.settings import Settings
 from shoal.client.share.acquired import Acknowledgement, AcknowledgeType, AcquiredRecords
 from shoal.console import pages
-from shoal.console.security import ConsoleAccess, parse_users
+from shoal.console.access.security import ConsoleAccess, parse_users
 from shoal.protocol.reasons import FailureReason
 
 if TYPE_CHECKING:

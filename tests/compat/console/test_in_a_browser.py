@@ -27,9 +27,9 @@ from shoal.client.client import SyncClient
 from shoal.client.errors import expect
 from shoal.client.settings import Settings
 from shoal.client.share.acquired import AcknowledgeType, AcquireMode
-from shoal.console import queues
+from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import serving
-from shoal.console.security import ConsoleAccess
+from shoal.console.sampling import queues
 from shoal.protocol.reasons import FailureReason
 
 if TYPE_CHECKING:

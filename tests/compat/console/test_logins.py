@@ -15,10 +15,10 @@ from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
 from shoal.client.security.secret import Secret
 from shoal.client.settings import Settings
-from shoal.console.logins import ProxyLogin, parse_networks
-from shoal.console.openid import OpenIdLogin
-from shoal.console.providers import OpenIdSettings
-from shoal.console.security import ConsoleAccess
+from shoal.console.access.logins import ProxyLogin, parse_networks
+from shoal.console.access.openid import OpenIdLogin
+from shoal.console.access.providers import OpenIdSettings
+from shoal.console.access.security import ConsoleAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

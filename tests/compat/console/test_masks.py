@@ -18,9 +18,9 @@ from schema_registries import schema_registry
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.share.acquired import AcknowledgeType
-from shoal.console.masks import OFF, MaskRule, Masks
-from shoal.console.registries import RegistrySettings
-from shoal.console.security import ConsoleAccess
+from shoal.console.access.security import ConsoleAccess
+from shoal.console.reading.masks import OFF, MaskRule, Masks
+from shoal.console.reading.registries import RegistrySettings
 from shoal.protocol.reasons import FailureReason
 
 if TYPE_CHECKING:

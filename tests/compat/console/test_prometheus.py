@@ -17,10 +17,10 @@ from queues import Queue
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.share.member import AcknowledgeType
-from shoal.console import prometheus
-from shoal.console.history import STEP_S
-from shoal.console.prometheus import parse_prometheus
-from shoal.console.security import ConsoleAccess
+from shoal.console.access.security import ConsoleAccess
+from shoal.console.sampling import prometheus
+from shoal.console.sampling.history import STEP_S
+from shoal.console.sampling.prometheus import parse_prometheus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,12 +19,12 @@ from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.security.secret import Secret
 from shoal.client.settings import Settings
+from shoal.console.access.openid import OpenIdLogin
+from shoal.console.access.providers import OpenIdSettings
+from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import serving
-from shoal.console.masks import MaskRule, Masks
-from shoal.console.openid import OpenIdLogin
-from shoal.console.providers import OpenIdSettings
-from shoal.console.registries import RegistrySettings
-from shoal.console.security import ConsoleAccess
+from shoal.console.reading.masks import MaskRule, Masks
+from shoal.console.reading.registries import RegistrySettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

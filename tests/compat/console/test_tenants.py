@@ -12,8 +12,8 @@ from queues import Queue
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.client import SyncClient
 from shoal.client.share.acquired import AcquireMode
-from shoal.console.masks import MaskRule, Masks
-from shoal.console.security import ConsoleAccess
+from shoal.console.access.security import ConsoleAccess
+from shoal.console.reading.masks import MaskRule, Masks
 
 if TYPE_CHECKING:
     import pytest

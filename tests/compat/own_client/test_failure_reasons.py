@@ -19,7 +19,7 @@ from shoal.client.client import SyncClient
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.share.member import Acknowledgement, AcknowledgeType, Acquisition, ShareSession
-from shoal.console.security import ConsoleAccess
+from shoal.console.access.security import ConsoleAccess
 from shoal.protocol.reasons import FailureReason
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from consoles import console
 from shoal.cli.commands import console as cli
 from shoal.cli.session import CommandError
 from shoal.client.client import Client
-from shoal.console import security
-from shoal.console.attempts import FAILURES_MAX, PAUSE_S, Attempts
+from shoal.console.access import security
+from shoal.console.access.attempts import FAILURES_MAX, PAUSE_S, Attempts
+from shoal.console.access.security import ConsoleAccess, is_loopback, parse_address, parse_users
 from shoal.console.live import encode_event
 from shoal.console.login_files import InvalidAccess
-from shoal.console.security import ConsoleAccess, is_loopback, parse_address, parse_users
 
 USERS = parse_users("ann:secret\n", "users")
 

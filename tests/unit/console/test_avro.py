@@ -10,7 +10,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from shoal.console.avro import VALUES_MAX, AvroSchema, InvalidAvroSchema, MalformedData
+from shoal.console.reading.avro import VALUES_MAX, AvroSchema, InvalidAvroSchema, MalformedData
 
 
 def long(value: int) -> bytes:

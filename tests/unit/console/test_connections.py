@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from shoal.console import connections
-from shoal.console.connections import CHECK_S, WAIT_S, HttpConnection, HttpConnectionLimits
+from shoal.console.access import connections
+from shoal.console.access.connections import CHECK_S, WAIT_S, HttpConnection, HttpConnectionLimits
 
 if TYPE_CHECKING:
     import pytest

@@ -15,13 +15,13 @@ from shoal.client.errors import SecurityError
 from shoal.client.security.secret import Secret
 from shoal.client.security.security import Security
 from shoal.client.settings import Settings
+from shoal.console.access.actors import Actors
+from shoal.console.access.logins import ProxyLogin, parse_networks
+from shoal.console.access.security import USER, ConsoleAccess, parse_users
+from shoal.console.access.sessions import COOKIE, Sessions
 from shoal.console.actions.contract import ActionError, FormData
 from shoal.console.actions.records import parse_payload
-from shoal.console.actors import Actors
-from shoal.console.logins import ProxyLogin, parse_networks
 from shoal.console.runs import audit
-from shoal.console.security import USER, ConsoleAccess, parse_users
-from shoal.console.sessions import COOKIE, Sessions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from shoal.console import figures
 from shoal.console.charts import HEIGHT, WIDTH, ChartLine, draw_chart
-from shoal.console.history import POINTS_MAX, QUEUES_MAX, STEP_S, Point, QueueHistory, Series
+from shoal.console.sampling.history import (
+    POINTS_MAX,
+    QUEUES_MAX,
+    STEP_S,
+    Point,
+    QueueHistory,
+    Series,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

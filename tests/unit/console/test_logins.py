@@ -14,12 +14,12 @@ from consoles import Console, console
 from shoal.cli.commands.console import PageOptions, _build_access, _make_context
 from shoal.cli.session import CommandError
 from shoal.client.settings import Settings
+from shoal.console.access.logins import CertificateLogin, ProxyLogin, is_in, parse_networks
+from shoal.console.access.openid import OpenIdLogin
+from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import serving
 from shoal.console.login_files import InvalidAccess
-from shoal.console.logins import CertificateLogin, ProxyLogin, is_in, parse_networks
-from shoal.console.masks import OFF
-from shoal.console.openid import OpenIdLogin
-from shoal.console.security import ConsoleAccess
+from shoal.console.reading.masks import OFF
 
 if TYPE_CHECKING:
     from pathlib import Path

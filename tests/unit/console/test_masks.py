@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.console.masks import MASKED_BYTES_MAX, OFF, InvalidMasks, MaskRule, Masks, parse_masks
-from shoal.console.payloads import MaskedPayload, preview, render_payload
+from shoal.console.reading.masks import (
+    MASKED_BYTES_MAX,
+    OFF,
+    InvalidMasks,
+    MaskRule,
+    Masks,
+    parse_masks,
+)
+from shoal.console.reading.payloads import MaskedPayload, preview, render_payload
 from shoal.record.records import Record
 
 CARD = Masks((MaskRule(("orders*",), fields=("card",)),))

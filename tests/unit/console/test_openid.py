@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from openid_providers import CLIENT_ID, CLIENT_SECRET, OpenIdProvider, openid_provider
 from ports import free_ports
 from shoal.client.security.secret import Secret
-from shoal.console import openid, providers
+from shoal.console.access import openid, providers
+from shoal.console.access.openid import LOGIN_S_MAX, PENDING_S_MAX, OpenIdLogin
+from shoal.console.access.providers import OpenIdSettings, parse_openid, parse_url
+from shoal.console.access.security import ConsoleAccess
 from shoal.console.login_files import InvalidAccess
-from shoal.console.openid import LOGIN_S_MAX, PENDING_S_MAX, OpenIdLogin
-from shoal.console.providers import OpenIdSettings, parse_openid, parse_url
-from shoal.console.security import ConsoleAccess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine

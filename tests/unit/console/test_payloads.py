@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from shoal.console.payloads import (
+from shoal.console.reading.payloads import (
     JSON_BYTES_MAX,
     SHOWN_BYTES_MAX,
     format_hex_dump,

@@ -20,10 +20,10 @@ from certificates import Authority
 from ports import free_ports
 from shoal.cli.commands.console import PageOptions, _build_access
 from shoal.cli.session import CommandError
-from shoal.console import prometheus
-from shoal.console.history import POINTS_MAX, STEP_S
 from shoal.console.login_files import InvalidAccess
-from shoal.console.prometheus import (
+from shoal.console.sampling import prometheus
+from shoal.console.sampling.history import POINTS_MAX, STEP_S
+from shoal.console.sampling.prometheus import (
     HistoryAnswer,
     Prometheus,
     PrometheusSettings,

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from shoal.console.protobuf import (
+from shoal.console.reading.protobuf import (
     VALUES_MAX,
     InvalidProtobufSchema,
     MalformedMessage,

@@ -10,9 +10,9 @@ from shoal.client.admin.groups import SHARE, GroupDescription, GroupMember
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.queues.lag import Position
 from shoal.console.actions import ACTIONS
-from shoal.console.history import Point, QueueHistory
-from shoal.console.holdings import HeldRange, Holding, Holdings
-from shoal.console.queues import (
+from shoal.console.sampling.history import Point, QueueHistory
+from shoal.console.sampling.holdings import HeldRange, Holding, Holdings
+from shoal.console.sampling.queues import (
     LOCK_AGE_S_MAX,
     NO_PROGRESS_S,
     Level,
@@ -21,7 +21,7 @@ from shoal.console.queues import (
     make_points,
     make_queues,
 )
-from shoal.console.sample import ClusterSample, MetricsSource
+from shoal.console.sampling.sample import ClusterSample, MetricsSource
 from shoal.monitoring.cluster_health import ClusterHealth
 from shoal.monitoring.scrape import ShareGroupMetrics, ShareNumbers
 

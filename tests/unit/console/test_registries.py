@@ -11,18 +11,23 @@ import pytest
 from ports import free_ports
 from schema_registries import SchemaRegistry, schema_registry
 from shoal.client.security.secret import Secret
-from shoal.console import registries
 from shoal.console.login_files import InvalidAccess
-from shoal.console.masks import MaskRule, Masks
-from shoal.console.payloads import (
+from shoal.console.reading import registries
+from shoal.console.reading.masks import MaskRule, Masks
+from shoal.console.reading.payloads import (
     DecodedPayload,
     MaskedPayload,
     UndecodedPayload,
     preview,
     render_payload,
 )
-from shoal.console.registries import DECODED_BYTES_MAX, Registry, RegistrySettings, parse_registry
-from shoal.console.views import RecordView
+from shoal.console.reading.registries import (
+    DECODED_BYTES_MAX,
+    Registry,
+    RegistrySettings,
+    parse_registry,
+)
+from shoal.console.reading.views import RecordView
 from shoal.record.records import Record
 
 if TYPE_CHECKING:

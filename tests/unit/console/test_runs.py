@@ -8,10 +8,10 @@ import pytest
 from shoal.client.client import Client
 from shoal.client.settings import Settings
 from shoal.console import runs
+from shoal.console.access.security import ExpiringLogin
 from shoal.console.actions.contract import ActionPlan, ActionResult
 from shoal.console.actions.run import ActionRun, Stage
 from shoal.console.runs import ActionRuns
-from shoal.console.security import ExpiringLogin
 
 
 class Login(ExpiringLogin):

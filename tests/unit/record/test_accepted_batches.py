@@ -15,7 +15,8 @@ from example_counts import scale_examples
 from hypothesis import example, given, settings
 from shoal.cli.records import make_printer
 from shoal.client.consume.consumer import Record
-from shoal.console import figures, payloads
+from shoal.console import figures
+from shoal.console.reading import payloads
 from shoal.coordinator.share.dead_letters import RecordSource, build_dead_letters
 from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailureCause
 from shoal.coordinator.share.record_facts import BatchFacts, HeaderReader, compute_key_hashes

@@ -22,11 +22,11 @@ from shoal.cli.terminal import say
 from shoal.client.client import Client
 
 if TYPE_CHECKING:
-    from shoal.console.kubernetes import KubernetesSettings
-    from shoal.console.masks import Masks
-    from shoal.console.prometheus import PrometheusSettings
-    from shoal.console.registries import RegistrySettings
-    from shoal.console.security import ConsoleAccess, ConsoleLogin
+    from shoal.console.access.security import ConsoleAccess, ConsoleLogin
+    from shoal.console.reading.masks import Masks
+    from shoal.console.reading.registries import RegistrySettings
+    from shoal.console.sampling.kubernetes import KubernetesSettings
+    from shoal.console.sampling.prometheus import PrometheusSettings
 
 app = make_app("Serve a web page that shows the queues of a cluster.")
 
@@ -249,9 +249,9 @@ def _write_audit_lines() -> None:
 
 def _build_access(listen: str, page: PageOptions) -> ConsoleAccess:
     """Return who may reach the page. Raises `CommandError`."""
-    from shoal.console import security
+    from shoal.console.access import security
+    from shoal.console.access.providers import parse_url
     from shoal.console.login_files import InvalidAccess
-    from shoal.console.providers import parse_url
 
     try:
         host, port = security.parse_address(listen)
@@ -278,10 +278,10 @@ def _build_access(listen: str, page: PageOptions) -> ConsoleAccess:
 
 def _build_login(page: PageOptions, url: str) -> ConsoleLogin | None:
     """Return the login that is not by password, if there is one. Raises `InvalidAccess`."""
-    from shoal.console import logins
+    from shoal.console.access import logins
+    from shoal.console.access.openid import OpenIdLogin
+    from shoal.console.access.providers import parse_openid
     from shoal.console.login_files import InvalidAccess
-    from shoal.console.openid import OpenIdLogin
-    from shoal.console.providers import parse_openid
 
     ways = {
         "--login": page.login,
@@ -308,7 +308,7 @@ def _build_login(page: PageOptions, url: str) -> ConsoleLogin | None:
 
 def _build_registry(page: PageOptions) -> RegistrySettings | None:
     """Return the schema registry, if there is one. Raises `InvalidAccess`."""
-    from shoal.console.registries import parse_registry
+    from shoal.console.reading.registries import parse_registry
 
     if page.schema_registry is None:
         return None
@@ -320,7 +320,7 @@ def _build_registry(page: PageOptions) -> RegistrySettings | None:
 def _build_prometheus(page: PageOptions) -> PrometheusSettings | None:
     """Return the Prometheus with the history, if there is one. Raises `InvalidAccess`."""
     from shoal.console.login_files import InvalidAccess
-    from shoal.console.prometheus import parse_prometheus
+    from shoal.console.sampling.prometheus import parse_prometheus
 
     if page.prometheus_url is None:
         more = {
@@ -343,7 +343,7 @@ def _build_prometheus(page: PageOptions) -> PrometheusSettings | None:
 
 def _build_kubernetes(page: PageOptions) -> KubernetesSettings | None:
     """Return the API server, if the page shows it. Raises `InvalidAccess`."""
-    from shoal.console.kubernetes import make_pod_settings
+    from shoal.console.sampling.kubernetes import make_pod_settings
 
     return (
         make_pod_settings(os.environ, page.kubernetes_namespace or []) if page.kubernetes else None
@@ -361,7 +361,7 @@ def _read_text(path: Path) -> str:
 
 def _load_masks(page: PageOptions) -> Masks:
     """Return what is masked. Raises `CommandError`."""
-    from shoal.console import masks
+    from shoal.console.reading import masks
 
     if page.no_payloads:
         return masks.OFF
@@ -386,7 +386,7 @@ def _make_context(certificate: Path, key: Path | None, client_ca: Path | None) -
             USAGE,
         ) from None
     if client_ca is not None:
-        from shoal.console.logins import request_client_certs
+        from shoal.console.access.logins import request_client_certs
 
         try:
             request_client_certs(context, str(client_ca))

@@ -26,7 +26,7 @@ from shoal.client.admin.configs import (
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, expect
 from shoal.client.net.cluster import TopicPartition
-from shoal.console import tenants
+from shoal.console.sampling import tenants
 from shoal.protocol.share import InFlightRecords, InFlightState
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.console.views import PLAIN, RecordView
+from shoal.console.reading.views import PLAIN, RecordView
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from shoal.client.client import Client
     from shoal.console.actions.run import ActionRun
-    from shoal.console.sample import ClusterSample
+    from shoal.console.sampling.sample import ClusterSample
 
 
 class ActionError(ValueError):

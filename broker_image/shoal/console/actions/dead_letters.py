@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
-from shoal.console import dead_letters
 from shoal.console.actions.contract import (
     ActionContext,
     ActionError,
@@ -21,7 +20,8 @@ from shoal.console.actions.contract import (
 )
 from shoal.console.actions.records import FORMATS, HEX, NULL, TEXT, format_size, parse_payload
 from shoal.console.figures import format_plural
-from shoal.console.payloads import MaskedPayload
+from shoal.console.reading import dead_letters
+from shoal.console.reading.payloads import MaskedPayload
 from shoal.console.render import make_link
 from shoal.dead_letters import dead_letter_topics
 from shoal.dead_letters.records import REASONS, DeadLetter, DeadLetterFilter

@@ -9,7 +9,6 @@ from shoal.client.admin.configs import ConfigChange
 from shoal.client.errors import expect
 from shoal.client.queues import lag
 from shoal.client.queues.held_keys import HeldKey, find_held_keys
-from shoal.console import payloads
 from shoal.console.actions import groups
 from shoal.console.actions.contract import (
     ActionContext,
@@ -22,6 +21,7 @@ from shoal.console.actions.contract import (
     make_hidden_fields,
 )
 from shoal.console.figures import format_plural
+from shoal.console.reading import payloads
 from shoal.record.offset_set import OffsetSet
 
 if TYPE_CHECKING:

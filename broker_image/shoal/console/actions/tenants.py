@@ -15,7 +15,7 @@ from shoal.console.actions.contract import (
     FormField,
     make_hidden_fields,
 )
-from shoal.console.tenants import FAIRNESS_BY, PAUSED, is_nameable, split_paused
+from shoal.console.sampling.tenants import FAIRNESS_BY, PAUSED, is_nameable, split_paused
 
 if TYPE_CHECKING:
     from shoal.client.client import Client

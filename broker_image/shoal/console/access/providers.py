@@ -18,8 +18,8 @@ from urllib.parse import quote_plus, urlsplit
 import aiohttp
 
 from shoal.client.security.secret import NO_SECRET, Secret
+from shoal.console.access.security import is_loopback
 from shoal.console.login_files import InvalidAccess
-from shoal.console.security import is_loopback
 from shoal.security import strict_verification
 from shoal.security.jwt_tokens import (
     JwtKey,

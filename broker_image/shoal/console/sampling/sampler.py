@@ -19,10 +19,11 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.queues import lag, skipped_records
 from shoal.client.queues.reserved_groups import is_reserved
-from shoal.console import figures, queues
-from shoal.console.history import QueueHistory
-from shoal.console.oldest import OldestRecords
-from shoal.console.sample import ClusterSample, MetricsSource
+from shoal.console import figures
+from shoal.console.sampling import queues
+from shoal.console.sampling.history import QueueHistory
+from shoal.console.sampling.oldest import OldestRecords
+from shoal.console.sampling.sample import ClusterSample, MetricsSource
 from shoal.dead_letters.dead_letter_topics import list_groups_by_topic
 from shoal.monitoring import cluster_health, scrape
 from shoal.monitoring.remedies import format_remedy

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from shoal.console.payloads import TOKEN, MaskedPayload
+from shoal.console.reading.payloads import TOKEN, MaskedPayload
 from shoal.dead_letters.records import ERRORS
 from shoal.protocol.reasons import REASON_HEADERS
 

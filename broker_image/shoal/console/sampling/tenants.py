@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Mapping
 
-    from shoal.console.masks import Masks
+    from shoal.console.reading.masks import Masks
 
 FAIRNESS_BY, PAUSED = "share.fairness.by", "share.tenant.paused"
 #: Tenants that a page lists besides the paused ones; each broker reports as many.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.queues import skipped_records
 from shoal.console import figures
-from shoal.console.history import Point
-from shoal.console.sample import MetricsSource
+from shoal.console.sampling.history import Point
+from shoal.console.sampling.sample import MetricsSource
 from shoal.monitoring import delays, stop_reasons
 from shoal.monitoring.scrape import ShareNumbers
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shoal.client.queues.lag import Position
-    from shoal.console.history import QueueHistory, Series
-    from shoal.console.holdings import Holdings
-    from shoal.console.sample import ClusterSample
+    from shoal.console.sampling.history import QueueHistory, Series
+    from shoal.console.sampling.holdings import Holdings
+    from shoal.console.sampling.sample import ClusterSample
 
 _NAN = float("nan")
 #: Without any completed record for this period, a queue with consumers makes no progress.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from shoal.console.security import USER
+from shoal.console.access.security import USER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shoal.console.attempts import Attempts
+from shoal.console.access.attempts import Attempts
 from shoal.console.login_files import InvalidAccess
-from shoal.console.masks import NO_MASKS, Masks
+from shoal.console.reading.masks import NO_MASKS, Masks
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
 
     from shoal.client.security.secret import Secret
-    from shoal.console.kubernetes import KubernetesSettings
-    from shoal.console.prometheus import PrometheusSettings
-    from shoal.console.registries import RegistrySettings
+    from shoal.console.reading.registries import RegistrySettings
+    from shoal.console.sampling.kubernetes import KubernetesSettings
+    from shoal.console.sampling.prometheus import PrometheusSettings
 
 log = logging.getLogger("shoal.console")
 #: Nothing from elsewhere, nothing inline, no frame around the page.

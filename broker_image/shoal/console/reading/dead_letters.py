@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.errors import ClientError
 from shoal.client.net.cluster import TopicPartition
-from shoal.console import records
-from shoal.console.payloads import MaskedPayload
-from shoal.console.read_budget import PageReadBudget
-from shoal.console.views import PLAIN
+from shoal.console.reading import records
+from shoal.console.reading.payloads import MaskedPayload
+from shoal.console.reading.read_budget import PageReadBudget
+from shoal.console.reading.views import PLAIN
 from shoal.dead_letters.dead_letter_topics import find_bounds, list_dead_letter_topics
 from shoal.dead_letters.failure_groups import FailureGroup, FailureGroups
 from shoal.dead_letters.records import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from shoal.client.client import Client
-    from shoal.console.views import RecordView
+    from shoal.console.reading.views import RecordView
     from shoal.record.offset_set import OffsetSet
 
 LETTERS_MAX = 5_000

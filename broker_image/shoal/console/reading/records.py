@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.errors import ClientError, expect
 from shoal.client.net.cluster import TopicPartition
-from shoal.console.read_budget import BATCH_BYTES_MAX, RECORDS_MAX, PageReadBudget
+from shoal.console.reading.read_budget import BATCH_BYTES_MAX, RECORDS_MAX, PageReadBudget
 from shoal.dead_letters.dead_letter_topics import find_bounds
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
-    from shoal.console.views import RecordView
+    from shoal.console.reading.views import RecordView
     from shoal.record.records import Record
 
 SHOWN_MAX = 50

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, SecurityError
-from shoal.console.security import DELEGATION, TOKEN, is_loopback
+from shoal.console.access.security import DELEGATION, TOKEN, is_loopback
 
 if TYPE_CHECKING:
     from shoal.client.admin.security_admin import DelegationToken
-    from shoal.console.security import Bearer, ConsoleAccess
+    from shoal.console.access.security import Bearer, ConsoleAccess
 
 #: The lifetime of a token. An action may run for as long as a new token has left.
 TOKEN_LIFETIME_S = 24 * 3600.0

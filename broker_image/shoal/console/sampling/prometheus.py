@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from shoal.client.security.secret import NO_SECRET, Secret
-from shoal.console.history import POINTS_MAX, STEP_S, Hour
 from shoal.console.login_files import InvalidAccess, parse_login
+from shoal.console.sampling.history import POINTS_MAX, STEP_S, Hour
 from shoal.security import strict_verification
 
 if TYPE_CHECKING:

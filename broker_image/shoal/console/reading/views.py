@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.console.masks import NO_MASKS, Masks
+from shoal.console.reading.masks import NO_MASKS, Masks
 
 if TYPE_CHECKING:
-    from shoal.console.registries import Registry
+    from shoal.console.reading.registries import Registry
     from shoal.record.records import Record
 
 

@@ -22,9 +22,9 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 
 from shoal.client.security.secret import NO_SECRET, Secret
-from shoal.console import avro, protobuf
 from shoal.console.login_files import InvalidAccess, parse_login
-from shoal.console.payloads import DecodedPayload, UndecodedPayload
+from shoal.console.reading import avro, protobuf
+from shoal.console.reading.payloads import DecodedPayload, UndecodedPayload
 from shoal.security import strict_verification
 
 if TYPE_CHECKING:

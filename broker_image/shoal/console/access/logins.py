@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from shoal.client.security.secret import Secret
+from shoal.console.access.security import BEARER, DELEGATION, TOKEN, USER, Bearer
 from shoal.console.login_files import InvalidAccess
-from shoal.console.security import BEARER, DELEGATION, TOKEN, USER, Bearer
 from shoal.security import distinguished_names
 from shoal.security.principal_mapping import NoMatchingRule, PrincipalMapper
 

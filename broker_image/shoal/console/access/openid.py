@@ -31,16 +31,21 @@ from aiohttp import web
 from cryptography.fernet import Fernet, InvalidToken
 
 from shoal.client.security.secret import NO_SECRET, Secret
-from shoal.console.attempts import Attempts
-from shoal.console.providers import Provider, ProviderError, ProviderRefusal, format_reported_error
-from shoal.console.security import BEARER, LOGIN, TOKEN, USER, Bearer, ExpiringLogin
+from shoal.console.access.attempts import Attempts
+from shoal.console.access.providers import (
+    Provider,
+    ProviderError,
+    ProviderRefusal,
+    format_reported_error,
+)
+from shoal.console.access.security import BEARER, LOGIN, TOKEN, USER, Bearer, ExpiringLogin
 from shoal.security.jwt_tokens import JwtRules, check_claims
 from shoal.security.oauthbearer import TokenRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.console.providers import OpenIdSettings, TokenResponse
+    from shoal.console.access.providers import OpenIdSettings, TokenResponse
 
 log = logging.getLogger("shoal.console")
 RETURN, LOG_OUT, LOGGED_OUT = "/logged-in", "/logout", "/logged-out"

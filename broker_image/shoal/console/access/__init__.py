@@ -1,0 +1,1 @@
+"""Who may use the console, and with whose rights: logins, sessions, limits of connections."""

@@ -1,0 +1,1 @@
+"""Records as the pages show them: read in bounded memory, decoded and masked."""
