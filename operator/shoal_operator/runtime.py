@@ -25,8 +25,9 @@ from shoal_operator.kube.reconcile_loop import ReconcileLoop
 from shoal_operator.kube.statuses import StatusWriter
 from shoal_operator.kube.store import Store
 from shoal_operator.kube.watch import KindWatch
-from shoal_operator.model import apache_spark, external, names, security
 from shoal_operator.model import cluster as cluster_model
+from shoal_operator.model import external, names, security
+from shoal_operator.model.consumers import apache_spark
 from shoal_operator.model.resources.queue_user import QueueUser
 from shoal_operator.model.resources.share_consumer import ShareConsumer
 from shoal_operator.model.resources.share_group import ShareGroup

@@ -12,7 +12,8 @@ from kube.custom_resources import take
 from kube.test_kueue import QUEUE, SPARK, get_message, join_queue
 from kube.test_scale_targets import Shop, ready
 from kube.test_spark_consumers import CONTEXT, consumer, ended_driver, env
-from shoal_operator.model import apache_spark, names, spark
+from shoal_operator.model import names
+from shoal_operator.model.consumers import apache_spark, spark
 from shoal_operator.runtime import SPARK as WATCHED
 from shoal_operator.runtime import SPARK_CRDS, Operator
 from shoal_operator.settings import ChartSettings

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from kube import rendered
-from shoal_operator.model import cluster, deployment, job
-from shoal_operator.model.consumer_pod import PodContext
+from shoal_operator.model import cluster
+from shoal_operator.model.consumers import deployment, job
+from shoal_operator.model.consumers.consumer_pod import PodContext
 
 ROOT = Path(__file__).parents[2]
 PLACE = {"name": "eaters", "namespace": "n", "uid": "u"}

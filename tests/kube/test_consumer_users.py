@@ -9,8 +9,8 @@ import pytest
 from kube.test_security import MTLS, PLAIN, SCRAM, TLS, queue_cluster
 from kube.test_spark_consumers import CONTEXT, consumer
 from shoal_operator.kube.store import Store
-from shoal_operator.model import deployment, spark
-from shoal_operator.model.consumer_pod import PodContext
+from shoal_operator.model.consumers import deployment, spark
+from shoal_operator.model.consumers.consumer_pod import PodContext
 from shoal_operator.users.consumer_users import PodLogin, resolve_login
 
 SECURE = [MTLS, SCRAM]

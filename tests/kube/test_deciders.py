@@ -33,8 +33,9 @@ from shoal_operator.kube import conditions
 from shoal_operator.kube.conditions import Verdict
 from shoal_operator.kube.drift import has_drifted
 from shoal_operator.kube.store import Store
-from shoal_operator.model import broker_config, cluster, deployment, quantities
-from shoal_operator.model.consumer_pod import PodContext
+from shoal_operator.model import broker_config, cluster, quantities
+from shoal_operator.model.consumers import deployment
+from shoal_operator.model.consumers.consumer_pod import PodContext
 from shoal_operator.model.groups import build_config as group_config
 from shoal_operator.model.groups import build_dead_letter_topic
 from shoal_operator.queues.group_offsets import choose_first_offsets, find_pending_reset, resume

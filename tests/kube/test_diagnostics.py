@@ -26,7 +26,7 @@ from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.consumers.workloads import WorkloadManager
 from shoal_operator.kube.conditions import Verdict, build_conditions
 from shoal_operator.kube.statuses import list_unreported
-from shoal_operator.model import consumer_pod, spark
+from shoal_operator.model.consumers import consumer_pod, spark
 from shoal_operator.model.names import CONSUMER_LABEL
 from shoal_operator.settings import ChartSettings
 

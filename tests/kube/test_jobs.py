@@ -10,8 +10,8 @@ from kube.test_scale_targets import Shop, ready
 from shoal_operator.brokers.broker_states import GroupState
 from shoal_operator.consumers.jobs import BACKOFF_MS, STARTED_MAX
 from shoal_operator.consumers.scaling import GroupLoad, ScalingHistory, ScalingPolicy, decide
-from shoal_operator.model import job
-from shoal_operator.model.consumer_pod import PodContext
+from shoal_operator.model.consumers import job
+from shoal_operator.model.consumers.consumer_pod import PodContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from kube.test_due import POD
 from kube.test_jobs import JobShop
 from kube.test_scale_targets import Shop, ready
 from shoal_operator.brokers.broker_states import GroupState
-from shoal_operator.model import kueue
+from shoal_operator.model.consumers import kueue
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
 

@@ -13,15 +13,8 @@ import pytest
 import yaml
 from kube import rendered
 from kube.structural import CRDS, schemas
-from shoal_operator.model import (
-    cluster,
-    field_defaults,
-    listeners,
-    names,
-    node_pools,
-    schedules,
-    users,
-)
+from shoal_operator.model import cluster, field_defaults, listeners, names, node_pools, users
+from shoal_operator.model.consumers import schedules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

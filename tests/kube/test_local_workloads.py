@@ -18,8 +18,9 @@ from shoal_operator.local.one_machine import adapt
 from shoal_operator.local.pods import Pods, build_owner
 from shoal_operator.local.spark import SparkController, find_jobs, is_executor
 from shoal_operator.local.state_folder import StateFolder
-from shoal_operator.model import names, spark
-from shoal_operator.model.job import get_end_condition
+from shoal_operator.model import names
+from shoal_operator.model.consumers import spark
+from shoal_operator.model.consumers.job import get_end_condition
 
 if TYPE_CHECKING:
     from pathlib import Path

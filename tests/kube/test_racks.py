@@ -19,8 +19,9 @@ from shoal_operator.cluster import racks
 from shoal_operator.cluster.decision import find_refusal
 from shoal_operator.kube.kube import KubeError
 from shoal_operator.kube.store import Store
-from shoal_operator.model import deployment, names, spark
-from shoal_operator.model.consumer_pod import PodContext
+from shoal_operator.model import names
+from shoal_operator.model.consumers import deployment, spark
+from shoal_operator.model.consumers.consumer_pod import PodContext
 from shoal_spark import rack as pod_rack
 from shoal_spark.options import ConnectionOptions
 

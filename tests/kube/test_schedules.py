@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shoal_operator.consumers.reconciler import build_policy
 from shoal_operator.consumers.scaling import GroupLoad, ScalingHistory, decide
-from shoal_operator.model.schedules import compute_bounds, find_problem, is_active
+from shoal_operator.model.consumers.schedules import compute_bounds, find_problem, is_active
 
 OFFICE: Any = {
     "name": "office",

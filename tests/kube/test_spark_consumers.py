@@ -13,7 +13,7 @@ from shoal_operator.consumers.workloads import (
     find_termination_message,
 )
 from shoal_operator.kube.store import Store
-from shoal_operator.model import spark
+from shoal_operator.model.consumers import spark
 from shoal_operator.settings import ChartSettings
 
 CONTEXT = spark.WorkloadContext(

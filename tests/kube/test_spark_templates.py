@@ -16,7 +16,8 @@ from kube.test_kueue import SPARK
 from kube.test_scale_targets import Shop, ready
 from kube.test_spark_consumers import CONTEXT, consumer, env
 from machine import lacking
-from shoal_operator.model import names, spark, spark_templates
+from shoal_operator.model import names
+from shoal_operator.model.consumers import spark, spark_templates
 
 Manifest = dict[str, Any]
 WHOLE = dataclasses.replace(CONTEXT, user_secret="painter", scale_secret="c-scale", rack="zone")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal_operator.kube.conditions import Verdict
 from shoal_operator.kube.kube import KubeError
-from shoal_operator.model import kueue
+from shoal_operator.model.consumers import kueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from shoal_operator import clock
 from shoal_operator.consumers import admission
 from shoal_operator.kube.conditions import Verdict
-from shoal_operator.model import consumer_pod, job, kueue
+from shoal_operator.model.consumers import consumer_pod, job, kueue
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from shoal_operator.kube.kube import KubeClient
     from shoal_operator.kube.store import Store
-    from shoal_operator.model.consumer_pod import PodContext
+    from shoal_operator.model.consumers.consumer_pod import PodContext
     from shoal_operator.model.resources.share_consumer import ShareConsumer
 
 #: The most Jobs that one pass starts. The next pass follows after two seconds.

@@ -27,18 +27,9 @@ from shoal_operator.kube.conditions import Verdict, get_ready_condition, is_seen
 from shoal_operator.kube.drift import has_drifted
 from shoal_operator.kube.kube import KubeClient, KubeError, format_now
 from shoal_operator.kube.statuses import StatusWriter
-from shoal_operator.model import (
-    external,
-    hibernation,
-    job,
-    kueue,
-    names,
-    rack,
-    schedules,
-    spark,
-    spark_templates,
-)
+from shoal_operator.model import external, hibernation, names, rack
 from shoal_operator.model import groups as group_model
+from shoal_operator.model.consumers import job, kueue, schedules, spark, spark_templates
 from shoal_operator.model.quantities import parse_duration_ms
 from shoal_operator.model.resources.share_consumer import ShareConsumer
 from shoal_operator.model.resources.share_group import ShareGroup

@@ -22,7 +22,8 @@ from shoal_operator.consumers.workloads import (
 )
 from shoal_operator.kube.conditions import Verdict
 from shoal_operator.kube.store import is_older
-from shoal_operator.model import kueue, names
+from shoal_operator.model import names
+from shoal_operator.model.consumers import kueue
 from shoal_operator.model.resources.share_consumer import ShareConsumer
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from shoal_operator.consumers.jobs import JobRunner
 from shoal_operator.kube.conditions import Verdict
 from shoal_operator.kube.drift import APPLIED, has_drifted, with_digest
 from shoal_operator.kube.kube import KubeClient, KubeError
-from shoal_operator.model import apache_spark, consumer_pod, deployment, kueue, names, spark
+from shoal_operator.model import names
+from shoal_operator.model.consumers import apache_spark, consumer_pod, deployment, kueue, spark
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal_operator import clock
 from shoal_operator.kube.kube import format_now
 from shoal_operator.local.pods import Pods, is_ready
-from shoal_operator.model import job as job_model
+from shoal_operator.model.consumers import job as job_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

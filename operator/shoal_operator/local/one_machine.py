@@ -12,7 +12,8 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator.local.definitions import fill_defaults, load_definitions
-from shoal_operator.model import names, spark
+from shoal_operator.model import names
+from shoal_operator.model.consumers import spark
 from shoal_operator.model.listeners import INTERNAL
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from shoal_operator.kube.kube import format_now
 from shoal_operator.local.addresses import HOST
 from shoal_operator.local.pods import Pods, is_ready
 from shoal_operator.model import names
+from shoal_operator.model.consumers.spark import CONTAINERS
 from shoal_operator.model.resources.share_consumer import ShareConsumer
-from shoal_operator.model.spark import CONTAINERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

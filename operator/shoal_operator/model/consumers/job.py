@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal_operator.model import consumer_pod, kueue, names
+from shoal_operator.model import names
+from shoal_operator.model.consumers import consumer_pod, kueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shoal_operator.model.consumer_pod import PodContext
+    from shoal_operator.model.consumers.consumer_pod import PodContext
     from shoal_operator.model.kubernetes import JobSpec
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.resources.share_consumer import ShareConsumer

@@ -12,7 +12,8 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shoal_operator.model import kueue, names, rack, users
+from shoal_operator.model import names, rack, users
+from shoal_operator.model.consumers import kueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

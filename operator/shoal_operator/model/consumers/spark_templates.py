@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import names, spark, users
+from shoal_operator.model import names, users
+from shoal_operator.model.consumers import spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

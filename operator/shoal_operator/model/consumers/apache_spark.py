@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import spark
+from shoal_operator.model.consumers import spark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,1 @@
+"""The pods, Jobs and Spark applications of ShareConsumers, and their schedules. Pure."""
