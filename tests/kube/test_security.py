@@ -19,9 +19,9 @@ from shoal.server.config import check_exposure, resolve
 from shoal_operator.brokers import roller
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.decision import find_refusal
-from shoal_operator.cluster.listener_secrets import ListenerSecretReconciler, NoListenerCertificate
 from shoal_operator.cluster.observation import Observation
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
+from shoal_operator.cluster.user_secrets import ListenerSecretReconciler, NoListenerCertificate
 from shoal_operator.model import certificates, cluster, names, reserved_fields, security, users
 from shoal_operator.model.certificates import KeyPair
 from shoal_operator.model.security import InternalTls

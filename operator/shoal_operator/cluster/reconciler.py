@@ -16,18 +16,22 @@ from shoal.client.errors import ClientError
 from shoal_operator import clock, metrics
 from shoal_operator.brokers import config_changes, cordons, pods, roller
 from shoal_operator.brokers.diagnostics import Diagnosis
-from shoal_operator.cluster import decision, metadata_version, metrics_token
+from shoal_operator.cluster import decision, metadata_version
 from shoal_operator.cluster.authorities import AuthorityLost, AuthorityReconciler
 from shoal_operator.cluster.broker_scale_down import ReplicaMover, ScaleDown
 from shoal_operator.cluster.external import ExternalClusterReconciler
 from shoal_operator.cluster.hibernation import Hibernation
-from shoal_operator.cluster.listener_secrets import ListenerSecretReconciler, NoListenerCertificate
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import ClusterObserver, Observation
 from shoal_operator.cluster.resizes import PodResizer
 from shoal_operator.cluster.restores import RestoreReconciler
 from shoal_operator.cluster.status import ClusterStatus
 from shoal_operator.cluster.token_key import TokenKeyLost, TokenKeyReconciler
+from shoal_operator.cluster.user_secrets import (
+    ListenerSecretReconciler,
+    NoListenerCertificate,
+    diagnose_metrics_token,
+)
 from shoal_operator.kube import drift, failures
 from shoal_operator.kube.conditions import Verdict, is_ready, is_seen
 from shoal_operator.kube.kube import KubeClient, KubeError
@@ -378,7 +382,7 @@ class QueueClusterReconciler:
         Raises `AuthorityLost`, `NoListenerCertificate`, `TokenKeyLost`, `KubeError`.
         """
         unusable = await self._listener_secrets.reconcile(cluster)
-        no_token = await metrics_token.diagnose_token(self._kube, cluster)
+        no_token = await diagnose_metrics_token(self._kube, cluster)
         if not security.has_internal_tls(cluster):
             return SecuredCluster(cluster, unusable_certificate=unusable, no_token=no_token)
         loaded = None

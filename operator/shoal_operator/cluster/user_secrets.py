@@ -1,4 +1,5 @@
-"""The users' own certificates of listeners (`tls.secretName`).
+"""The users' own Secrets: certificates of listeners (`tls.secretName`), and the tokens for the
+brokers' metrics (`metrics.token`).
 
 A Secret of type `kubernetes.io/tls` has certificate and key in two files, which could be of two
 versions while they change. Brokers read one file for each listener. So the operator joins them in
@@ -89,3 +90,23 @@ class ListenerSecretReconciler:
         except BadCertificate as error:
             raise BadCertificate(f"is invalid: {error}") from None
         return pair.key.rstrip() + b"\n" + pair.certificate
+
+
+async def diagnose_metrics_token(kube: KubeClient, cluster: QueueCluster) -> Diagnosis | None:
+    """Return why the metrics of a `resolved` cluster are shown to nobody but the operator, or None.
+
+    Raises `KubeError`.
+    """
+    token = security.get_metrics_token(cluster)
+    if token is None:
+        return None
+    name, key = token["name"], token["key"]
+    manifest = await kube.get("v1", "Secret", name, cluster["metadata"]["namespace"])
+    if manifest is not None and manifest.get("data", {}).get(key):
+        return None
+    lacks = "does not exist" if manifest is None else f"has no {key}"
+    return Diagnosis(
+        "MetricsTokenMissing",
+        f"The brokers show their metrics to no reader: Secret {name!r} {lacks}. Create it with the "
+        f"token in the key {key}, or remove spec.metrics.token.",
+    )
