@@ -1,8 +1,8 @@
 """Definitions of configs: name, type, default, check and effect.
 
-The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text with
-one row per config (see `parse_table`). `configs` parses values against them. Types, ranges and
-refusals follow Kafka's ConfigDef, so that users see the errors they know from Kafka.
+The tables (`config_tables`) are text with one row per config (see `parse_table`). `configs` parses
+values against them. Types, ranges and refusals follow Kafka's ConfigDef, so that users see the
+errors they know from Kafka.
 
 Each config has a `ConfigEffect`:
 

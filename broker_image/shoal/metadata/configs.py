@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from shoal.metadata.broker_configs import BROKER
 from shoal.metadata.config_keys import (
     ConfigEffect,
     ConfigError,
@@ -26,8 +25,9 @@ from shoal.metadata.config_keys import (
     UnknownConfig,
     format_value,
 )
-from shoal.metadata.group_configs import GROUP
-from shoal.metadata.topic_configs import TOPIC
+from shoal.metadata.config_tables.broker_configs import BROKER
+from shoal.metadata.config_tables.group_configs import GROUP
+from shoal.metadata.config_tables.topic_configs import TOPIC
 
 __all__ = [
     "BROKER",

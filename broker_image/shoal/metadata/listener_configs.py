@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.metadata.broker_configs import BROKER
 from shoal.metadata.config_keys import ConfigError, ConfigKey, UnknownConfig
+from shoal.metadata.config_tables.broker_configs import BROKER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ import pytest
 from connections import LISTENER, Server
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.metadata.broker_configs import BROKER
+from shoal.metadata.config_tables.broker_configs import BROKER
 from shoal.metadata.delta import MetadataDelta
 from shoal.security import revocations
 from shoal.security.revocations import Revocation

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from shoal.metadata.accepted_configs import ACCEPTED
-from shoal.metadata.cluster_configs import CLUSTER
 from shoal.metadata.config_keys import parse_table
-from shoal.metadata.sasl_configs import SASL
-from shoal.metadata.tls_configs import TLS
+from shoal.metadata.config_tables.accepted_configs import ACCEPTED
+from shoal.metadata.config_tables.cluster_configs import CLUSTER
+from shoal.metadata.config_tables.sasl_configs import SASL
+from shoal.metadata.config_tables.tls_configs import TLS
 
 BROKER = parse_table(
     """

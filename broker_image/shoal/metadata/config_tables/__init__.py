@@ -1,0 +1,1 @@
+"""The tables of configs, as text that `config_keys` parses: name, type, default, check, meaning."""
