@@ -46,7 +46,8 @@ MANY = 200
 def check_file(name: str) -> list[str]:
     """Return what is wrong in a file alone."""
     file = File(name)
-    return [*tidy.check_file(file), *prose.check_file(file), *locks.check_file(file)]
+    linters = (tidy, prose, locks, names)
+    return [problem for linter in linters for problem in linter.check_file(file)]
 
 
 def check_files(files: list[File]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Functions begin with a verb, not with a past participle.
+"""Functions begin with a verb, not with a past participle, and variables say what they hold.
 
 `settled` may be a predicate (`is_settled`), an event (`on_settled`), a constructor (`from_settled`)
 or a query (`find_settled`); the participle hides which. Properties are nouns or adjectives, and
@@ -24,6 +24,29 @@ PACKAGES = (
 )
 #: The folders whose functions begin with a verb.
 CHECKED = (*PACKAGES, "tools")
+#: Variables that say how a value came, or nothing, and the folders that have none of them.
+VAGUE = frozenset({"found", "given", "known", "one", "wanted", "where"})
+NAMED = (
+    *(
+        f"broker_image/shoal/{room}/"
+        for room in (
+            "cli",
+            "client",
+            "console",
+            "dead_letters",
+            "django",
+            "kombu",
+            "metadata",
+            "monitoring",
+            "schedules",
+            "tiered",
+            "worker",
+        )
+    ),
+    "operator/",
+    "spark_operator_jobs/",
+    "tools/",
+)
 #: The share of a package's functions that may begin with a participle.
 PARTICIPLES_MAX = 0.005
 #: Names that may, each with the reason: the word of an interface that is not ours.
@@ -78,6 +101,31 @@ def begins_with_participle(function: Function) -> bool:
     """Return whether a function that is no property begins with a participle."""
     words = split_words(function.name)
     return not function.is_property and bool(words) and is_participle(words[0])
+
+
+def find_vague_variables(module: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the parameters and local variables of `VAGUE`, each with its line. Fields of classes
+    may have such names, because a reader sees the class."""
+    fields = {
+        id(entry.target)
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef)
+        for entry in node.body
+        if isinstance(entry, ast.AnnAssign)
+    }
+    for node in ast.walk(module):
+        if isinstance(node, ast.arg) and node.arg in VAGUE:
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and node.id in VAGUE and id(node) not in fields:
+            if isinstance(node.ctx, ast.Store):
+                yield node.id, node.lineno
+
+
+def check_file(file: File) -> Iterator[str]:
+    """Yield the variables of a file that say nothing."""
+    if file.is_python and file.name.startswith(NAMED):
+        for name, line in find_vague_variables(ast.parse(file.text)):
+            yield f"{file.name}:{line}: {name} says nothing: name what it holds"
 
 
 def check_tree(files: list[File]) -> Iterator[str]:

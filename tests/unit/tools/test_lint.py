@@ -155,6 +155,17 @@ def test_stale_names_of_functions_are_found() -> None:
     assert list(known.find_stale(text, "docs/x.md")) == [f"1: test_a_cycle in {file}"]
 
 
+def test_variables_that_say_nothing_are_found() -> None:
+    text = (
+        "class A:\n    wanted: int\n\ndef f(given: int) -> int:\n    one = given\n    return one\n"
+    )
+    problems = [names.check_file(make_file(name, text)) for name in ("tools/x.py", "tests/x.py")]
+    assert [[line.partition(" says")[0] for line in lines] for lines in problems] == [
+        ["tools/x.py:4: given", "tools/x.py:5: one"],
+        [],
+    ]
+
+
 def test_a_cycle_is_found() -> None:
     graph = {"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": ["e"], "e": [], "f": ["a"]}
     assert import_cycles.find_cycles(graph) == [["a", "b", "c"]]
