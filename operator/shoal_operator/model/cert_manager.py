@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal_operator.model import certificates, names, security
 
 if TYPE_CHECKING:
+    from shoal_operator.model.kubernetes import CertificateSpec
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.queue_cluster import QueueCluster
 
@@ -48,7 +49,7 @@ def build_certificate(cluster: QueueCluster, kind: str, ref: IssuerRef) -> Manif
     """Return the Certificate of an authority. cert-manager renews it with a new key."""
     meta, settings = cluster["metadata"], security.get_settings(cluster, kind)
     labels = names.build_labels(meta["name"], "security")
-    spec: Manifest = {
+    spec: CertificateSpec = {
         "secretName": format_secret_name(meta["name"], kind),
         "secretTemplate": {"labels": labels},
         "commonName": f"{meta['name']}-{kind}-ca",

@@ -334,3 +334,90 @@ class NetworkPolicySpec(TypedDict):
     podSelector: LabelSelector
     policyTypes: list[str]
     ingress: list[IngressRule]
+
+
+class BackendPort(TypedDict):
+    number: int
+
+
+class BackendService(TypedDict):
+    name: str
+    port: BackendPort
+
+
+class IngressBackend(TypedDict):
+    service: BackendService
+
+
+class IngressPath(TypedDict):
+    path: str
+    pathType: str
+    backend: IngressBackend
+
+
+class IngressPaths(TypedDict):
+    paths: list[IngressPath]
+
+
+class HostRule(TypedDict):
+    """A rule of an Ingress."""
+
+    host: str
+    http: IngressPaths
+
+
+class IngressTls(TypedDict):
+    hosts: list[str]
+
+
+class IngressSpec(TypedDict):
+    tls: list[IngressTls]
+    rules: list[HostRule]
+    ingressClassName: NotRequired[str]
+
+
+class BackendRef(TypedDict):
+    name: str
+    port: int
+
+
+class RouteRule(TypedDict):
+    backendRefs: list[BackendRef]
+
+
+class TlsRouteSpec(TypedDict):
+    """The spec of a TLSRoute of the Gateway API."""
+
+    parentRefs: list[definition.QueueClusterSpecListenersParentRefs]
+    hostnames: list[str]
+    rules: list[RouteRule]
+
+
+class SecretTemplate(TypedDict):
+    labels: dict[str, str]
+
+
+class CertificateSubject(TypedDict):
+    organizations: list[str]
+
+
+class PrivateKey(TypedDict):
+    algorithm: str
+    size: int
+    encoding: str
+    rotationPolicy: str
+
+
+class CertificateSpec(TypedDict):
+    """The spec of a Certificate of cert-manager."""
+
+    secretName: str
+    secretTemplate: SecretTemplate
+    commonName: str
+    subject: CertificateSubject
+    isCA: bool
+    usages: list[str]
+    duration: str
+    privateKey: PrivateKey
+    issuerRef: dict[str, str]
+    renewBefore: NotRequired[str]

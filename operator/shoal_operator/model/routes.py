@@ -15,6 +15,7 @@ from shoal_operator.model.listeners import INGRESS, TLS_ROUTE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shoal_operator.model.kubernetes import IngressBackend, IngressSpec, TlsRouteSpec
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.queue_cluster import Listener, QueueCluster
 
@@ -62,7 +63,8 @@ def _build_route(
     # An Ingress without a host would take the connections to all hosts.
     assert host, "the caller has checked listeners.pending()"
     over = listeners.merge_metadata(listener, listeners.get_overrides(listener, broker))
-    notes, spec = over["annotations"], _build_tls_route_spec(listener, name, host)
+    notes = over["annotations"]
+    spec: IngressSpec | TlsRouteSpec = _build_tls_route_spec(listener, name, host)
     if listeners.get_kind(listener) == INGRESS:
         spec = _build_ingress_spec(listener, name, host)
         if listener.get("class") == NGINX:
@@ -76,9 +78,9 @@ def _build_route(
     }
 
 
-def _build_ingress_spec(listener: Listener, service: str, host: str) -> Manifest:
-    backend = {"service": {"name": service, "port": {"number": listener["port"]}}}
-    spec: Manifest = {
+def _build_ingress_spec(listener: Listener, service: str, host: str) -> IngressSpec:
+    backend: IngressBackend = {"service": {"name": service, "port": {"number": listener["port"]}}}
+    spec: IngressSpec = {
         # Without a secretName: the controller has no certificate to show, as brokers have theirs.
         "tls": [{"hosts": [host]}],
         "rules": [
@@ -93,9 +95,9 @@ def _build_ingress_spec(listener: Listener, service: str, host: str) -> Manifest
     return spec
 
 
-def _build_tls_route_spec(listener: Listener, service: str, host: str) -> Manifest:
+def _build_tls_route_spec(listener: Listener, service: str, host: str) -> TlsRouteSpec:
     return {
-        "parentRefs": [dict(parent) for parent in listener.get("parentRefs", [])],
+        "parentRefs": [{**parent} for parent in listener.get("parentRefs", [])],
         "hostnames": [host],
         "rules": [{"backendRefs": [{"name": service, "port": listener["port"]}]}],
     }
