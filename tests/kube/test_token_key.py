@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.api_server import ApiServer, Crash, CrashPoint
@@ -17,6 +17,9 @@ from shoal_operator.cluster.token_key import (
     compute_fingerprint,
 )
 from shoal_operator.model import broker_config, broker_pod, names, node_pools, security
+
+if TYPE_CHECKING:
+    from shoal_operator.model.kubernetes import PodTemplateSpec
 
 NAME = "main-delegation-token-key"
 CONFIG = "delegation.token.secret.key"
@@ -143,7 +146,7 @@ def test_brokers_read_the_key_from_a_file_and_restart_for_another_one() -> None:
         in broker_config.format_properties(world.cluster).splitlines()
     )
 
-    def template(shown: str) -> dict[str, Any]:
+    def template(shown: str) -> PodTemplateSpec:
         cluster = security.with_token_key(world.cluster, shown)
         (pool,) = node_pools.list_pools(cluster)
         return broker_pod.build_template(cluster, "i", "Always", pool=pool, openshift=False)

@@ -31,7 +31,7 @@ from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.key_hash import hash_key
-from test_key_range_groups_model import Client, image_of
+from test_key_range_groups_model import Client, image_of, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -243,7 +243,8 @@ class Group:
                 self.beat(client, loads)
 
     def beat(self, client: Client, loads: Sequence[int] | None) -> None:
-        request, self.count = client.request(loads), self.count + 1
+        request = client.request(None if loads is None else report_of(loads))
+        self.count += 1
         token = f"t{self.count}"
         self.sim.submit(token, lambda s, now_ms, t: s.consumer.heartbeat(request, now_ms, t))
         client.take(dict(self.sim.delivered[token]))

@@ -47,7 +47,13 @@ def make_request(rng: random.Random) -> dict[str, Any]:
 
 
 def make_requested(rng: random.Random) -> dict[str, Any]:
-    tags = [{}, {}, {}, {"replica_directory_id": uuid.UUID(int=5)}, {"high_watermark": 9}]
+    tags: list[dict[str, Any]] = [
+        {},
+        {},
+        {},
+        {"replica_directory_id": uuid.UUID(int=5)},
+        {"high_watermark": 9},
+    ]
     return {
         "partition": rng.randrange(1 << 31),
         "current_leader_epoch": rng.randrange(-1, 9),
