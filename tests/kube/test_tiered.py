@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -18,9 +18,6 @@ from shoal_operator.kube.statuses import StatusWriter
 from shoal_operator.model import broker_config, broker_pod, node_pools, tiered
 from shoal_operator.queues import topics
 
-if TYPE_CHECKING:
-    from shoal_operator.model.kubernetes import PodTemplateSpec
-
 CRDS = Path(__file__).parents[2] / "crds"
 S3 = {"type": "S3", "bucket": "queues", "copyInterval": "1h"}
 
@@ -30,7 +27,7 @@ def cluster(**given: Any) -> Any:
     return {**least, "spec": {**least["spec"], "tieredStorage": {**S3, **given}}}
 
 
-def pod_template(made: Any) -> PodTemplateSpec:
+def pod_template(made: Any) -> Any:
     (pool,) = node_pools.list_pools(made)
     return broker_pod.build_template(made, "i:1", "Always", pool=pool, openshift=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kube.api_server import ApiServer, Crash, CrashPoint
@@ -17,9 +17,6 @@ from shoal_operator.cluster.token_key import (
     compute_fingerprint,
 )
 from shoal_operator.model import broker_config, broker_pod, names, node_pools, security
-
-if TYPE_CHECKING:
-    from shoal_operator.model.kubernetes import PodTemplateSpec
 
 NAME = "main-delegation-token-key"
 CONFIG = "delegation.token.secret.key"
@@ -146,7 +143,7 @@ def test_brokers_read_the_key_from_a_file_and_restart_for_another_one() -> None:
         in broker_config.format_properties(world.cluster).splitlines()
     )
 
-    def template(shown: str) -> PodTemplateSpec:
+    def template(shown: str) -> Any:
         cluster = security.with_token_key(world.cluster, shown)
         (pool,) = node_pools.list_pools(cluster)
         return broker_pod.build_template(cluster, "i", "Always", pool=pool, openshift=False)
