@@ -16,6 +16,7 @@ from enum import IntEnum
 from functools import lru_cache
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from shoal.coordinator.contract import CoordinatorRecord
 from shoal.coordinator.share import compiled
@@ -27,11 +28,12 @@ from shoal.protocol.schema import FieldSpec, MessageSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from uuid import UUID
 
     from shoal.coordinator.share.states import StateBatch
 
 _INT16 = struct.Struct(">h")
+#: The id of no topic, which readers of messages give as None.
+NO_TOPIC = UUID(int=0)
 #: Keys come with every request of another broker. Long names of groups are not kept.
 _KEYS_MAX, _GROUP_SIZE_MAX = 4096, 256
 _VERSION = 0
@@ -361,7 +363,7 @@ def decode_key(data: bytes) -> ShareKey | None:
         fields, _ = compiler.get_reader(_KEY.get_struct(_VERSION))(memoryview(data), _INT16.size)
     except (ValueError, struct.error, WireError):
         return None
-    return ShareKey(fields["group_id"], fields["topic_id"], fields["partition"])
+    return ShareKey(fields["group_id"], fields["topic_id"] or NO_TOPIC, fields["partition"])
 
 
 def _read_value(kind: ShareRecordType, value: bytes) -> dict[str, Any] | None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from uuid import UUID
 
 from shoal.coordinator.contract import CoordinatorResult, Reply, Token
-from shoal.coordinator.share.records import ShareKey, find_key
+from shoal.coordinator.share.records import NO_TOPIC, ShareKey, find_key
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.log.errors import LogOffline
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
@@ -28,6 +27,7 @@ from shoal.server.metrics.registry import label
 
 if TYPE_CHECKING:
     import asyncio
+    from uuid import UUID
 
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from shoal.server.share.state_write import StateWrite
 
 TOPIC = "__share_group_state"
-#: Kafka's zero UUID, which no topic has; kio decodes it as None.
-NO_TOPIC = UUID(int=0)
 #: A log with more records is cut before its interval. 5,000 records take 0.1 s to replay.
 REPLAY_RECORDS_MAX = 5_000
 #: Records for each share partition in a log of many. Refreshed snapshots are at most a fifth of all

@@ -312,3 +312,10 @@ def spread(batches: Iterable[StateBatch]) -> dict[int, tuple[int, int]]:
         for first, last, state, count in batches
         for offset in range(first, last + 1)
     }
+
+
+def test_the_key_of_no_topic_is_read() -> None:
+    """No broker writes one. A damaged log may have it, and must not keep the others from being
+    read."""
+    key = ShareKey("g", UUID(int=0), 1)
+    assert records.decode_key(records.encode_tombstone(key).key) == key
