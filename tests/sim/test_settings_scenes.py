@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 from shoal.log.uuids import format_uuid
-from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
+from shoal.protocol.fetch import get_max_wait_ms
 from shoal.quorum import wire
 from shoal.replication.partition import Partition, ReplicaFetchResult
 from shoal.server.network.envelopes import EnvelopeHandler
@@ -133,9 +133,7 @@ def test_how_a_follower_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     with scene(configs=configs) as cluster:
         cluster.make_topic("work", [1, 2, 3])
         cluster.passes(1)
-    assert {(b.max_bytes, b.min_bytes, codec.to_ms(b.max_wait)) for b in asked} == {
-        (70_000, 2, 321)
-    }
+    assert {(b.max_bytes, b.min_bytes, get_max_wait_ms(b)) for b in asked} == {(70_000, 2, 321)}
     found = {p.partition_max_bytes for b in asked for t in b.topics for p in t.partitions}
     assert found == {5_000}
 

@@ -22,6 +22,7 @@ NO_DEFAULT = {"node.id", "process.roles", "controller.listener.names"}
 DEFAULTS = {
     "listeners": "without TLS and a login, only this host may connect",
     "log.dir": "a directory that outlasts a reboot",
+    "group.share.assignors": "a member has partitions of few leaders (ADR 192)",
     "socket.connection.setup.timeout.ms": "brokers find out sooner that another one is gone",
 }
 #: Wider bounds, with the reason.
