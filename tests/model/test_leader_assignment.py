@@ -15,7 +15,7 @@ from shoal.coordinator.group.assignment import MemberSpec, TopicIdPartition, fla
 from shoal.coordinator.group.share.simple_assignor import SimpleAssignment
 
 TOPICS = [UUID(int=n + 1) for n in range(2)]
-Owned = dict[str, set[TopicIdPartition]]
+Holdings = dict[str, set[TopicIdPartition]]
 
 
 class Group:
@@ -51,21 +51,21 @@ class Group:
             pass
 
     @property
-    def owned(self) -> Owned:
+    def holdings(self) -> Holdings:
         return {m: set(flatten(self.assignment.get_assignment(m))) for m in self.members}
 
     def count_leaders(self) -> list[int]:
         """Return how many leaders the partitions of each member have."""
-        return [len({self.leaders[tp] for tp in own}) for own in self.owned.values()]
+        return [len({self.leaders[tp] for tp in own}) for own in self.holdings.values()]
 
-    def rate(self, owned: Owned) -> int:
+    def rate(self, owned: Holdings) -> int:
         """Return the sum that each trade raises."""
         shares = (Counter(self.leaders[tp] for tp in own) for own in owned.values())
         return sum(count**2 for share in shares for count in share.values())
 
     def check(self) -> None:
         """Check the balance, and that no trade between two members gathers more."""
-        owned = self.owned
+        owned = self.holdings
         readers = Counter(tp for own in owned.values() for tp in own)
         each = -(-len(self.members) // len(self.partitions))
         assert readers == dict.fromkeys(self.partitions, each)
@@ -90,7 +90,7 @@ class Group:
 
     def _check_trade(
         self,
-        owned: Owned,
+        owned: Holdings,
         rating: int,
         one: tuple[str, set[TopicIdPartition]],
         other: tuple[str, set[TopicIdPartition]],
@@ -118,7 +118,7 @@ def test_it_is_balanced_and_no_trade_gathers_more(seed: int, partitions: int, br
             continue
         group.settle()
         group.check()
-        before, changes = group.owned, group.assignment.changes
+        before, changes = group.holdings, group.assignment.changes
         held = {
             m: MemberSpec(frozenset(TOPICS), group.assignment.get_assignment(m))
             for m in group.members

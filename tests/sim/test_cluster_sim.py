@@ -43,7 +43,7 @@ def test_one_seed() -> None:
         run.go()
 
 
-class Repeated(NamedTuple):
+class RunOfParts(NamedTuple):
     """A run of some parts: its options, its fingerprint, and what Python warned of."""
 
     options: dict[str, Any]
@@ -60,7 +60,7 @@ def simulate_parts(**options: Any) -> str:
 @pytest.fixture(
     scope="module", params=[2, pytest.param(len(PARTS), marks=pytest.mark.nightly)], ids=str
 )
-def repeated(request: pytest.FixtureRequest) -> Repeated:
+def run_of_parts(request: pytest.FixtureRequest) -> RunOfParts:
     """By day some parts, others in each run."""
     options = {"brokers": 3, "parts": Random(SEED).sample(PARTS, request.param)}
     asyncio.run(asyncio.sleep(0))
@@ -68,15 +68,15 @@ def repeated(request: pytest.FixtureRequest) -> Repeated:
         warnings.simplefilter("always")
         fingerprint = simulate_parts(**options)
         gc.collect()
-    return Repeated(options, fingerprint, [str(one.message) for one in warned])
+    return RunOfParts(options, fingerprint, [str(one.message) for one in warned])
 
 
-def test_the_same_seed_is_the_same_run(repeated: Repeated) -> None:
+def test_the_same_seed_is_the_same_run(run_of_parts: RunOfParts) -> None:
     """Byte for byte, also in another process, where sets have another order."""
-    assert repeated.fingerprint != simulate_parts(brokers=1, parts=[])
+    assert run_of_parts.fingerprint != simulate_parts(brokers=1, parts=[])
     program = (
         "from sim.test_cluster_sim import simulate_parts;"
-        f" print(simulate_parts(**{repeated.options}))"
+        f" print(simulate_parts(**{run_of_parts.options}))"
     )
     there = subprocess.run(
         [sys.executable, "-c", program],
@@ -85,10 +85,10 @@ def test_the_same_seed_is_the_same_run(repeated: Repeated) -> None:
         check=True,
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert there.stdout.strip() == repeated.fingerprint
+    assert there.stdout.strip() == run_of_parts.fingerprint
 
 
-def test_a_run_leaves_nothing_behind(repeated: Repeated) -> None:
+def test_a_run_leaves_nothing_behind(run_of_parts: RunOfParts) -> None:
     """Interrupted clients are closed completely. Otherwise a coroutine that ends without a loop
     would make another one fail to start after any `asyncio.run`."""
-    assert repeated.warnings == []
+    assert run_of_parts.warnings == []

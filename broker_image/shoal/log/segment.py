@@ -7,7 +7,7 @@ in Kafka.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shoal.log.indexes import (
     RELATIVE_OFFSET_MAX,
@@ -28,9 +28,11 @@ from shoal.record.batch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shoal.log.storage import File, Storage
+
+T = TypeVar("T")
 
 LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
     ".log",
@@ -196,34 +198,33 @@ class Segment:
 
     def read_headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         """Iterate over (position, header) from the start of a batch on, skipping large records."""
-        while position + HEADER_SIZE <= self.size:
-            chunk = self.read(position, _HEADER_BYTES)
-            chunk_position = 0
-            while chunk_position + HEADER_SIZE <= len(chunk):
-                header = read_header(chunk, chunk_position)
-                if position + chunk_position + header.size > self.size:
-                    return
-                yield position + chunk_position, header
-                chunk_position += header.batch_length + OVERHEAD
-            if not chunk_position:
-                raise CorruptBatch(f"{self.build_path(LOG)} ends at byte {position + len(chunk)}")
-            position += chunk_position
+        for start, header, _, _ in self._walk(position, _read_header_and_end):
+            yield start, header
 
-    def find(self, offset: int) -> tuple[int, BatchHeader] | None:
-        """Return the first batch whose last offset is at least `offset`."""
-        position = self.offset_index.find_position(offset)
+    def _walk(
+        self, position: int, read: Callable[[bytes, int], tuple[T, int]]
+    ) -> Iterator[tuple[int, T, bytes, int]]:
+        """Iterate over (position, what `read` finds, a chunk of the file, position in it) of each
+        whole batch. `read` returns what it finds in a header, and the position behind the batch.
+        """
         while position + HEADER_SIZE <= self.size:
             chunk, at = self.read(position, _HEADER_BYTES), 0
             while at + HEADER_SIZE <= len(chunk):
-                next_offset, end = read_place(chunk, at)
+                read_fields, end = read(chunk, at)
                 if position + end > self.size:
-                    return None
-                if next_offset > offset:
-                    return position + at, read_header(chunk, at)
+                    return
+                yield position + at, read_fields, chunk, at
                 at = end
             if not at:
                 raise CorruptBatch(f"{self.build_path(LOG)} ends at byte {position + len(chunk)}")
             position += at
+
+    def find(self, offset: int) -> tuple[int, BatchHeader] | None:
+        """Return the first batch whose last offset is at least `offset`."""
+        start = self.offset_index.find_position(offset)
+        for position, next_offset, chunk, at in self._walk(start, read_place):
+            if next_offset > offset:
+                return position, read_header(chunk, at)
         return None
 
     def find_next_offset(self) -> int:
@@ -324,6 +325,11 @@ class Segment:
         """Remove the files."""
         for kind in FILES:
             self.storage.remove(self.build_path(kind))
+
+
+def _read_header_and_end(chunk: bytes, at: int) -> tuple[BatchHeader, int]:
+    header = read_header(chunk, at)
+    return header, at + header.batch_length + OVERHEAD
 
 
 class DeletedSegment:

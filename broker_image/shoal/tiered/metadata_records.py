@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -175,7 +174,6 @@ _USUAL_UPDATED = struct.Struct(">iqB")
 _USUAL_END = struct.Struct(">bB")
 _NO_INDEX = {b"\0": False, b"\x01\0\x01\0": False, b"\x01\0\x01\x01": True}
 _STATES = dict(enumerate(RemoteLogSegmentState))
-_parse_topic_id = lru_cache(1024)(lambda data: UUID(bytes=data))
 
 
 def decode_usual(value: bytes) -> RemoteLogSegmentMetadata | RemoteLogSegmentUpdate | None:
@@ -190,7 +188,7 @@ def decode_usual(value: bytes) -> RemoteLogSegmentMetadata | RemoteLogSegmentUpd
             return None
         topic = value[4:at].decode()
         segment = RemoteLogSegmentId(
-            topic, _parse_topic_id(topic_id), partition, UUID(bytes=segment_id)
+            topic, compiler.find_uuid(topic_id), partition, UUID(bytes=segment_id)
         )
         read = _decode_usual_update if value[1] == _UPDATED else _decode_usual_added
         return read(value, at + _USUAL_ID.size, segment) if value[1] <= _UPDATED else None

@@ -98,7 +98,7 @@ def test_locks_that_are_not_renewed(shoal_queue: MakeQueue) -> None:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
+def kafka_with_logins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
     """Apache Kafka with its authorizer, which allows everything without a rule, and a listener with
     SASL."""
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -120,9 +120,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
 
 @pytest.mark.java
 @pytest.mark.parametrize("kind", ["group", "topic"])
-def test_no_permission(guarded: KafkaProcess, kind: str) -> None:
-    with SyncClient(guarded.bootstrap) as client:
-        queue = Queue(client, guarded.bootstrap)
+def test_no_permission(kafka_with_logins: KafkaProcess, kind: str) -> None:
+    with SyncClient(kafka_with_logins.bootstrap) as client:
+        queue = Queue(client, kafka_with_logins.bootstrap)
         name = getattr(queue, kind)
         acl = AclBinding(
             ResourceType[kind.upper()],
@@ -133,7 +133,7 @@ def test_no_permission(guarded: KafkaProcess, kind: str) -> None:
             AclOperation.READ,
             AclPermissionType.DENY,
         )
-        admin = AdminClient({"bootstrap.servers": guarded.bootstrap})
+        admin = AdminClient({"bootstrap.servers": kafka_with_logins.bootstrap})
         for future in admin.create_acls([acl]).values():
             future.result(20)
         option = "group.id" if kind == "group" else "subscribe"
@@ -143,17 +143,17 @@ def test_no_permission(guarded: KafkaProcess, kind: str) -> None:
 
 
 @pytest.mark.java
-def test_a_login_goes_to_driver_and_tasks(guarded: KafkaProcess) -> None:
+def test_a_login_goes_to_driver_and_tasks(kafka_with_logins: KafkaProcess) -> None:
     """The source and the sink pass on `kafka.*`; a wrong password is an error."""
     login = {
-        "kafka.bootstrap.servers": guarded.addresses["SASL"],
+        "kafka.bootstrap.servers": kafka_with_logins.addresses["SASL"],
         "kafka.security.protocol": "SASL_PLAINTEXT",
         "kafka.sasl.mechanism": "PLAIN",
         "kafka.sasl.username": "ann",
         "kafka.sasl.password": "secret",
     }
-    with SyncClient(guarded.bootstrap) as client:
-        queue = Queue(client, guarded.bootstrap)
+    with SyncClient(kafka_with_logins.bootstrap) as client:
+        queue = Queue(client, kafka_with_logins.bootstrap)
         sink = TopicOptions.from_sink_options({**login, "topic": queue.topic})
         writer = TopicWriter(sink, StructType([StructField("value", StringType())]))
         writer.write(Row(value=str(n)) for n in range(20))

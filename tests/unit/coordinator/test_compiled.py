@@ -393,7 +393,7 @@ def draw_scattered_ranges(
 def test_scattered_ranges_of_a_long_window(seed: int) -> None:
     """Runs between them move as blocks, up or down or not at all."""
 
-    def changed() -> Any:
+    def change_runs() -> Any:
         random = Random(seed)
         runs, locks = long_window(random)
         seen: list[Any] = []
@@ -412,7 +412,7 @@ def test_scattered_ranges_of_a_long_window(seed: int) -> None:
             assert all(one < other for one, other in pairwise(runs.firsts))
         return seen
 
-    both(changed)
+    both(change_runs)
 
 
 def test_a_window_that_cannot_grow_stays_as_it_is() -> None:

@@ -288,18 +288,8 @@ def read_update(value: bytes) -> ShareUpdate | None:
         if size > 0x7F:  # A varint of two bytes, or one for the layout.
             second = value[begin] if begin < len(value) else 0x80
             size, begin = (size & 0x7F | second << 7 if second <= 0x7F else 0), begin + 1
-        end = begin + _BATCH.size * (size - 1)
-        tags = value[end:]
-        if (
-            begin <= end
-            and version == _VERSION
-            and (tags == _NO_TAGS or (tags[:3] == _COMPLETE_HEAD and len(tags) == 7))
-        ):
-            batches = list(_BATCH.iter_unpack(value[begin:end]))
-            if not any(batch[4] for batch in batches):
-                complete = int.from_bytes(tags[3:], "big", signed=True) if len(tags) > 1 else -1
-                changed = [batch[:4] for batch in batches]
-                return ShareUpdate(snapshot_epoch, leader_epoch, start_offset, complete, changed)
+        if version == _VERSION and (rest := _read_batches(value, begin, size)) is not None:
+            return ShareUpdate(snapshot_epoch, leader_epoch, start_offset, *rest)
     fields = _read_value(ShareRecordType.SHARE_UPDATE, value)
     if fields is None:
         return None
@@ -323,19 +313,28 @@ def read_snapshot(value: bytes) -> ShareSnapshot | None:
         size, begin = compiler.get_uvarint(memoryview(value), _SNAPSHOT_HEAD.size)
     except (struct.error, IndexError, WireError):
         return None
-    end = begin + _BATCH.size * (size - 1)
-    tags = value[end:]
-    has_count = tags[:3] == _COMPLETE_HEAD and len(tags) == 7
-    if version == _VERSION and size and (has_count or tags == _NO_TAGS):
-        batches = list(_BATCH.iter_unpack(value[begin:end]))
-        if not any(batch[4] for batch in batches):
-            complete = int.from_bytes(tags[3:], "big", signed=True) if has_count else -1
-            return ShareSnapshot._make((*head, complete, [batch[:4] for batch in batches], ()))
+    if version == _VERSION and (rest := _read_batches(value, begin, size)) is not None:
+        return ShareSnapshot._make((*head, *rest, ()))
     fields = _read_value(ShareRecordType.SHARE_SNAPSHOT, value)
     if fields is None:
         return None
     decoded = (read_state_batches(fields), read_delays(fields))
     return ShareSnapshot._make((*(fields[name] for name in ShareSnapshot._fields[:-2]), *decoded))
+
+
+def _read_batches(value: bytes, begin: int, size: int) -> tuple[int, list[StateBatch]] | None:
+    """Return the delivery complete count, and what `_put_batches` has put from `begin` on behind
+    this size; None for anything else."""
+    end = begin + _BATCH.size * (size - 1)
+    tags = value[end:]
+    has_count = tags[:3] == _COMPLETE_HEAD and len(tags) == 7
+    if not size or not (has_count or tags == _NO_TAGS):
+        return None
+    batches = list(_BATCH.iter_unpack(value[begin:end]))
+    if any(batch[4] for batch in batches):
+        return None
+    complete = int.from_bytes(tags[3:], "big", signed=True) if has_count else -1
+    return complete, [batch[:4] for batch in batches]
 
 
 def encode_tombstone(key: ShareKey) -> CoordinatorRecord:

@@ -190,12 +190,11 @@ def append(
             response["node_endpoints"] = list_leader_endpoints(
                 broker.image, request.peer.listener, moved
             )
+    plain = request if failed is None and not request.is_in_pieces else None
     if not waiting:
-        is_encoded = failed is None and not request.is_in_pieces
-        return _make_success_response(request, topics) if is_encoded else response
+        return response if plain is None else _make_success_response(plain, topics)
     # A request that waits for replicas does not keep its records in memory.
     request.release()
-    plain = request if failed is None and not request.is_in_pieces else None
     return broker.purgatory.park_response(
         keys=[written.partition.key for written, _ in waiting],
         attempt=lambda: _try_acknowledge(broker, response, waiting, plain),

@@ -8,7 +8,6 @@ coordinator's reply, so that requests of one producer keep their order.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,12 @@ from shoal.record.batch import HEADER_SIZE, BatchHeader, CorruptBatch, read_head
 from shoal.replication.partition import Partition
 from shoal.server.coordinators.transactions import Errors, to_append_error
 from shoal.server.network.api import Answer, Body, Request
-from shoal.server.network.deferred import DeferredResponse
+from shoal.server.network.deferred import AWAITED, DeferredResponse
 from shoal.transaction.shard import ProducerIdentity
 
 if TYPE_CHECKING:
+    import asyncio
+
     from shoal.protocol.produce import ProduceRequest
     from shoal.server.broker import Broker
 
@@ -120,7 +121,7 @@ def pass_on(answer: Answer, to: asyncio.Future[Body | None]) -> None:
     """Complete the future of the response with an answer."""
     if to.done():
         return
-    if not isinstance(answer, (asyncio.Future, DeferredResponse)):
+    if not isinstance(answer, AWAITED):
         assert answer is None or isinstance(answer, Mapping | Sequence)
         to.set_result(answer)
         return

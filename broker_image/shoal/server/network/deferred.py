@@ -88,3 +88,7 @@ class DeferredResponse:
         calls, self._calls = self._calls, []
         for call in calls:
             call(self)
+
+
+#: The types of an answer that may be completed later.
+AWAITED = (DeferredResponse, asyncio.Future)

@@ -22,7 +22,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.network import error_counts, pieces
 from shoal.server.network.api import Api, AwaitableBody, Body, Peer, RemainingRequest, Request
-from shoal.server.network.deferred import DeferredResponse
+from shoal.server.network.deferred import AWAITED
 from shoal.server.network.encoding import (
     Buffers,
     ErrorResponses,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from shoal.server.metrics.registry import MetricRegistry
     from shoal.server.network.purgatory import Purgatory
 
-_WAITING = (DeferredResponse, asyncio.Future)
 #: Bytes of the smallest request header.
 HEADER_SIZE_MIN = 10
 
@@ -179,7 +178,7 @@ class Dispatcher:
         if answer is None:
             self._finish_without_response(request)
             return None
-        if isinstance(answer, _WAITING):
+        if isinstance(answer, AWAITED):
             if not answer.done():
                 return PendingResponse(self, request, answer)
             return self.resolve(request, answer)
@@ -215,7 +214,7 @@ class Dispatcher:
 
     async def _finish(self, api: Api, frame: bytes | bytearray, request: Request) -> Any:
         answer = self._proceed(api, frame, request)
-        return await answer if isinstance(answer, _WAITING) else answer
+        return await answer if isinstance(answer, AWAITED) else answer
 
     def _proceed(self, api: Api, frame: bytes | bytearray, request: Request) -> Any:
         """Call the handler of a request, or forward it to the controller. Raises `ApiError`."""

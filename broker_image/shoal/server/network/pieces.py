@@ -25,7 +25,7 @@ from uuid import UUID, uuid5
 
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import HEADER_SIZE, RECORD_COUNT_AT
-from shoal.server.network.deferred import DeferredResponse
+from shoal.server.network.deferred import AWAITED
 from shoal.server.network.large_answers import encode_in_turns
 
 if TYPE_CHECKING:
@@ -136,7 +136,6 @@ TABLE: dict[int, tuple[Paths, ...]] = {
 }
 
 
-_WAITING = (asyncio.Future, DeferredResponse)
 #: An array that has a value for each entry of another array.
 BESIDE = {"partitions": "in_flight_from"}
 #: What an entry of an answer is about.
@@ -251,14 +250,14 @@ async def _handle_all(
     for part, joins in parts:
         answer: Any = api.handle(context, part)
         # A produce waits for its replicas once, and not for each piece.
-        if isinstance(answer, _WAITING) and api.key is not ApiKey.PRODUCE:
+        if isinstance(answer, AWAITED) and api.key is not ApiKey.PRODUCE:
             answer = await answer
         answers.append((answer, joins))
         await asyncio.sleep(0)
     joined: dict[str, Any] = {path[0]: []}
     silent = False
     for answer, joins in answers:
-        if isinstance(answer, _WAITING):
+        if isinstance(answer, AWAITED):
             answer = await answer
         if answer is None:  # Produce with acks=0.
             silent = True

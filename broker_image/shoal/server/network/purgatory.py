@@ -52,7 +52,7 @@ class _ParkedRequest:
         *,
         is_early: bool = False,
     ) -> None:
-        #: Whether it may complete before the end of a turn.
+        #: Whether it may complete before the end of a turn, and expire a little early.
         self.is_early = is_early
         self.keys = keys
         self.attempt = attempt
@@ -101,7 +101,7 @@ class Purgatory:
         before the end of the turn, and expire a little early with fetches of other consumers."""
         response = DeferredResponse()
         parked = _ParkedRequest(keys, attempt, response, is_early=True)
-        self._park(parked, expire, deadline_ms, FETCH_LEEWAY)
+        self._park(parked, expire, deadline_ms)
         return response
 
     def park_response(
@@ -116,13 +116,7 @@ class Purgatory:
         self._park(_ParkedRequest(keys, attempt, response), expire, deadline_ms)
         return response
 
-    def _park(
-        self,
-        parked: _ParkedRequest,
-        expire: Callable[[], Any],
-        deadline_ms: int,
-        leeway: float = 0.0,
-    ) -> None:
+    def _park(self, parked: _ParkedRequest, expire: Callable[[], Any], deadline_ms: int) -> None:
         for key in parked.keys:
             self._by_key.setdefault(key, {})[parked] = None
         self.size += 1
@@ -131,6 +125,7 @@ class Purgatory:
         def on_expired() -> None:
             self._finish(parked, expire)
 
+        leeway = FETCH_LEEWAY if parked.is_early else 0.0
         parked.timer = self._timers.call_at(deadline_ms, on_expired, leeway=leeway)
         parked.future.add_done_callback(lambda _: self._remove(parked))
 

@@ -378,9 +378,7 @@ class FollowerFetch:
             if topic is None:
                 topic = topics[cursor.topic_id or cursor.name] = (cursor, [])
             topic[1].append(
-                PartitionData(
-                    cursor.index, code, high_watermark, -1, start, None, records, diverging
-                )
+                PartitionData(cursor.index, code, high_watermark, -1, start, records, diverging)
             )
             counts[code] = counts.get(code, 0) + 1
             is_usual &= diverging is None
@@ -404,6 +402,6 @@ class FollowerFetch:
 
 def _build_entry(partition: PartitionData) -> _Entry:
     """Return a partition's entry for the general codec."""
-    entry = partition._asdict()
+    entry = {**partition._asdict(), "aborted_transactions": None}
     diverging: Divergence | None = entry.pop("diverging_epoch")
     return entry if diverging is None else entry | {"diverging_epoch": diverging._asdict()}

@@ -304,9 +304,7 @@ class _FetcherTask:
                 position.fetch_offset,
                 position.last_fetched_epoch,
                 position.log_start_offset,
-                min(bytes_max, throttled_bytes.get(key, bytes_max))
-                if throttled_bytes
-                else bytes_max,
+                min(bytes_max, throttled_bytes.get(key, bytes_max)),
             )
             topics.setdefault(topic_id, []).append(partition)
         forgotten: dict[UUID, list[int]] = {}
@@ -435,7 +433,7 @@ def _parse_response(answer: FetchResponse) -> FetchSessionResponse:
         for entry in topic.partitions:
             diverging = entry.diverging_epoch
             partitions[(topic.topic_id, entry.partition_index)] = ReplicaFetchResult(
-                to_error_code(entry.error_code) if entry.error_code else ErrorCode.none,
+                to_error_code(entry.error_code),
                 entry.high_watermark,
                 entry.log_start_offset,
                 Divergence(diverging.epoch, diverging.end_offset)

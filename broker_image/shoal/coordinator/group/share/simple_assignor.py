@@ -113,8 +113,7 @@ class SimpleAssignment:
     def follow_leaders(self) -> None:
         """Take over the leaders of partitions that have others now."""
         for pool in self._pools.values():
-            if isinstance(pool, LeaderPool):
-                pool.follow_leaders()
+            pool.follow_leaders()
 
     def _make_pool(self, weigh: Callable[[str], int]) -> Pool:
         if self._find_leader is None:
@@ -199,7 +198,7 @@ class SimpleAssignment:
 
         Makes at most about `moves_max` changes. Returns whether none is left.
         """
-        return self._run_in_pools(Pool.fill, moves_max)
+        return self._run_in_pools(lambda pool, moves: pool.fill(moves), moves_max)
 
     def settle(self, moves_max: int) -> bool:
         """Restore balance, with at most about `moves_max` changes. Returns whether it is

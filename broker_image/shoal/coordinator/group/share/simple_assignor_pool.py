@@ -107,6 +107,9 @@ class Pool:
         del self.readers[partition]
         self._counts.drop(partition)
 
+    def follow_leaders(self) -> None:
+        """Take over the leaders of partitions that have others now. This pool knows none."""
+
     @property
     def fewest_readers(self) -> int:
         """The number of members of the partition that has the fewest; 0 without partitions."""
