@@ -9,7 +9,7 @@ from shoal.client.consume.range_positions import RangeCursor, RangePositions
 from shoal.client.produce.transactional import TransactionalProducer
 from shoal.coordinator.group.consumer.consumer_group import ConsumerGroup
 from shoal.coordinator.group.key_ranges.key_slots import ALL
-from shoal.coordinator.group.offsets import individual_commit, offsets, requests
+from shoal.coordinator.group.offsets import individual_commit, offsets, range_commits, requests
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.hashed_batches import HashedBatches, SelectedBatches
@@ -43,7 +43,7 @@ def takes_commits_of_former_range_owners(patch: pytest.MonkeyPatch) -> None:
         return real(self, **request)
 
     patch.setattr(ConsumerGroup, "check_offset_commit", check)
-    patch.setattr(offsets.OffsetManager, "_check_owner", lambda self, request, topic, p: None)
+    patch.setattr(range_commits.RangeCommits, "_check_owner", lambda self, request, topic, p: None)
 
 
 def starts_ranges_at_the_stable_offset(patch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ class GroupShard:
             replay = self._replays.get(decoded.type)
             if replay is not None:
                 replay(decoded.key, decoded.value, origin)
-                self.offsets.ordered.on_replayed(decoded.key)
+                self.offsets.ranges.ordered.on_replayed(decoded.key)
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
         """A transaction marker in the shard's partition."""

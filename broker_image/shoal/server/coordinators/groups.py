@@ -210,7 +210,7 @@ class GroupService(CoordinatorService[GroupShard]):
         """Forget the commits of this connection that wait for their turn when it closes."""
 
         def decide(shard: GroupShard, _now_ms: int, token: Token) -> CoordinatorResult:
-            return shard.offsets.ordered.on_connection_lost(peer.connection_id, token)
+            return shard.offsets.ranges.ordered.on_connection_lost(peer.connection_id, token)
 
         def on_lost() -> None:
             # A shard that moved or is loading has refused them anyway.
@@ -306,7 +306,7 @@ class GroupService(CoordinatorService[GroupShard]):
             lambda: sum(
                 o.finished_count
                 for _, shard in self.get_shards()
-                for o in shard.offsets.find_gaps()
+                for o in shard.offsets.ranges.find_gaps()
             ),
         )
         metrics.add_gauge(
@@ -318,7 +318,7 @@ class GroupService(CoordinatorService[GroupShard]):
             "shoal_group_coordinator_individual_commit_repeated_count_total",
             "counter",
             "Individual commits of partitions in which everything was finished before.",
-            partial(self._count_offsets, "repeated_commits"),
+            partial(self._count_range_commits, "repeated_commits"),
         )
 
     def _register_metrics_of_key_ranges(self, metrics: MetricRegistry) -> None:
@@ -336,30 +336,30 @@ class GroupService(CoordinatorService[GroupShard]):
             "shoal_group_coordinator_key_range_redone_records_total",
             "counter",
             "About the records above the stable offset that members without key ranges got again.",
-            partial(self._count_offsets, "redone_records"),
+            partial(self._count_range_commits, "redone_records"),
         )
         metrics.add_gauge(
             "shoal_group_coordinator_key_range_open_commits",
             "Partitions whose key ranges open transactions have committed, counted for each "
             "transaction.",
-            lambda: sum(len(shard.offsets.pending_ranges) for _, shard in self.get_shards()),
+            lambda: sum(len(shard.offsets.ranges.pending) for _, shard in self.get_shards()),
         )
         metrics.add(
             "shoal_group_coordinator_key_range_refused_order_count_total",
             "counter",
             "Transactions that were refused because they waited in a cycle or for too long.",
-            lambda: (((), sum(s.offsets.ordered.refusals for _, s in self.get_shards())),),
+            lambda: (((), sum(s.offsets.ranges.ordered.refusals for _, s in self.get_shards())),),
         )
         metrics.add_gauge(
             "shoal_group_coordinator_key_range_waiting_commits",
             "Transactions that wait for their turn in the order of a partition.",
-            lambda: sum(len(shard.offsets.ordered) for _, shard in self.get_shards()),
+            lambda: sum(len(shard.offsets.ranges.ordered) for _, shard in self.get_shards()),
         )
         metrics.add(
             "shoal_group_coordinator_key_range_aborted_records_total",
             "counter",
             "About the records that aborted transactions had finished by key ranges.",
-            partial(self._count_offsets, "aborted_records"),
+            partial(self._count_range_commits, "aborted_records"),
         )
 
     def _compute_oldest_gap_s(self) -> float:
@@ -367,7 +367,7 @@ class GroupService(CoordinatorService[GroupShard]):
         ages = (
             now_ms - offset.gap_timestamp_ms
             for _, shard in self.get_shards()
-            for offset in shard.offsets.find_gaps()
+            for offset in shard.offsets.ranges.find_gaps()
         )
         return max(ages, default=0) / 1000
 
@@ -391,3 +391,7 @@ class GroupService(CoordinatorService[GroupShard]):
             (label(state=_STATE_LABELS.get(state, state.lower())), counts[state])
             for state in _STATES[kind]
         ]
+
+    def _count_range_commits(self, attribute: str) -> list[tuple[Labels, float]]:
+        counts = (getattr(shard.offsets.ranges, attribute) for _, shard in self.get_shards())
+        return [((), sum(counts))]

@@ -145,7 +145,7 @@ class Group:
 
     @property
     def ordered(self) -> Any:
-        return self.sim.shard.offsets.ordered
+        return self.sim.shard.offsets.ranges.ordered
 
 
 @pytest.fixture
@@ -255,9 +255,9 @@ def test_what_ends_a_wait(group: Group) -> None:
     assert group.error(token) is ErrorCode.invalid_producer_epoch
 
     token = group.commit("m", 20, first=10, producer=1, connection="c1")
-    group.ask(lambda s, _now, t: s.offsets.ordered.on_connection_lost("c2", t))
+    group.ask(lambda s, _now, t: s.offsets.ranges.ordered.on_connection_lost("c2", t))
     assert group.error(token) is None
-    group.ask(lambda s, _now, t: s.offsets.ordered.on_connection_lost("c1", t))
+    group.ask(lambda s, _now, t: s.offsets.ranges.ordered.on_connection_lost("c1", t))
     assert group.error(token) is ErrorCode.network_exception
 
     token = group.commit("m", 20, first=10, producer=1)
@@ -277,7 +277,7 @@ def test_a_repeated_commit_keeps_its_place(group: Group) -> None:
     lost = group.commit("m", 40, "a", first=5, producer=1, connection="c1")
     again = group.commit("m", 40, "a", first=5, producer=1, connection="c2")
     assert group.error(lost) is ErrorCode.concurrent_transactions
-    group.ask(lambda s, _now, t: s.offsets.ordered.on_connection_lost("c1", t))
+    group.ask(lambda s, _now, t: s.offsets.ranges.ordered.on_connection_lost("c1", t))
     group.sim.advance(1_000)
     younger = group.commit("n", 50, "b", first=5, producer=2)
     assert group.error(younger) is ErrorCode.transaction_abortable

@@ -9,7 +9,7 @@ import pytest
 from coordinator_sim import Simulation
 from shoal.coordinator.contract import CoordinatorRecord, ProducerIdAndEpoch
 from shoal.coordinator.group.consumer.heartbeat import ConsumerGroupHeartbeatRequest
-from shoal.coordinator.group.offsets import offsets
+from shoal.coordinator.group.offsets import range_commits
 from shoal.coordinator.group.offsets.individual_commit import KeyRangeRequest
 from shoal.coordinator.group.offsets.requests import (
     CommitRequest,
@@ -124,7 +124,7 @@ def test_a_transaction_is_settled_in_one_batch() -> None:
     group.sim.compact(tombstones=True)
     group.sim.restart()
     assert group.positions(group.sim.shard) == [7, 9]
-    assert len(group.sim.shard.offsets.pending_ranges) == 0
+    assert len(group.sim.shard.offsets.ranges.pending) == 0
 
 
 def test_a_reset_replaces_what_an_open_transaction_has_added() -> None:
@@ -165,7 +165,7 @@ def test_a_pending_offset_of_a_transaction_is_not_overtaken() -> None:
     assert group.end(1) == [7, -1]
     assert group.commit(3, 8, UPPER) is ErrorCode.concurrent_transactions
     assert group.end(2) == [5]
-    assert not list(group.sim.shard.offsets.pending_ranges.find_unsettled())
+    assert not list(group.sim.shard.offsets.ranges.pending.find_unsettled())
 
 
 def test_an_aborted_transaction_adds_nothing() -> None:
@@ -174,12 +174,12 @@ def test_an_aborted_transaction_adds_nothing() -> None:
     assert group.commit(1, 7, LOWER) is ErrorCode.none
     assert group.commit(2, 7, (5, 5)) is ErrorCode.concurrent_transactions
     assert group.end(1, committed=False) == [1]
-    assert group.sim.shard.offsets.aborted_records == 3
-    assert not list(group.sim.shard.offsets.pending_ranges.find_unsettled())
+    assert group.sim.shard.offsets.ranges.aborted_records == 3
+    assert not list(group.sim.shard.offsets.ranges.pending.find_unsettled())
 
 
 def test_a_step_settles_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offsets, "_SETTLE_BYTES_MAX", 10)
+    monkeypatch.setattr(range_commits, "_SETTLE_BYTES_MAX", 10)
     group = Group()
     for partition in range(3):
         assert group.commit(1, 7, LOWER, partition) is ErrorCode.none
@@ -190,7 +190,7 @@ def test_a_step_settles_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatc
     assert group.sim.appends > appends
     assert len(group.records(RecordType.OFFSET_COMMIT)) == 3
     assert [group.positions(group.sim.rebuilt(), p) for p in range(3)] == [[7, -1]] * 3
-    assert not list(group.sim.shard.offsets.pending_ranges.find_unsettled())
+    assert not list(group.sim.shard.offsets.ranges.pending.find_unsettled())
 
 
 @pytest.mark.parametrize("how", ["topic", "group"])

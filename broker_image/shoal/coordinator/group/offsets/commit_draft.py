@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.group.offsets import individual_commit, pending_ranges
-from shoal.coordinator.group.offsets.pending_ranges import GroupTopicPartition
+from shoal.coordinator.group.offsets.committed_offset import GroupTopicPartition
 from shoal.coordinator.group.records import THIS_RECORD, RecordType, encode_record
 from shoal.protocol.errors import ApiError, ErrorCode
 

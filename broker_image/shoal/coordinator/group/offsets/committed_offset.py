@@ -1,4 +1,4 @@
-"""A committed offset of a group, and how transactions with key ranges change it."""
+"""A committed offset of a group."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.group.offsets import individual_commit
 from shoal.coordinator.group.offsets.individual_commit import KeyRangePositions, KeyRangeProgress
-from shoal.coordinator.group.records import THIS_RECORD, RecordType, encode_record
+from shoal.coordinator.group.records import THIS_RECORD
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from shoal.coordinator.contract import CoordinatorRecord
-    from shoal.coordinator.group.offsets.pending_ranges import GroupTopicPartition, TransactionDelta
     from shoal.record.finished_offsets import FinishedOffsets
+
+
+class GroupTopicPartition(NamedTuple):
+    """A group's partition."""
+
+    group_id: str
+    topic: str
+    partition: int
 
 
 class OffsetAndMetadata(NamedTuple):
@@ -66,56 +72,3 @@ def is_of_another_topic(offset: OffsetAndMetadata, topic_id: UUID | None) -> boo
     """Whether both ids are known and differ: the topic was created again."""
     are_both_known = topic_id is not None and offset.topic_id is not None
     return are_both_known and topic_id != offset.topic_id
-
-
-def with_key_ranges(
-    current: OffsetAndMetadata | None, delta: TransactionDelta
-) -> OffsetAndMetadata | None:
-    """Return the offset after a transaction with key ranges; None if it was replaced since."""
-    if current is not None and delta.record_offset < current.replaced_offset:
-        return None
-    if current is not None and is_of_another_topic(current, delta.topic_id):
-        current = None
-    now_ms = delta.commit_timestamp_ms
-    before = None if current is None else current.progress
-    commits = individual_commit.as_commits(delta.range_positions)
-    range_positions = individual_commit.add_commits(before, commits, now_ms)
-    stable = individual_commit.get_stable_offset(range_positions)
-    epoch = delta.leader_epoch
-    if current is not None and current.offset == stable:
-        epoch = current.leader_epoch
-    return OffsetAndMetadata(
-        stable,
-        epoch,
-        delta.metadata,
-        now_ms,
-        -1,
-        delta.topic_id,
-        -1 if current is None else current.record_offset,
-        () if individual_commit.is_plain(range_positions) else range_positions,
-        -1 if current is None else current.replaced_offset,
-        is_sum=True,
-    )
-
-
-def committed_record(
-    group_partition: GroupTopicPartition, offset: OffsetAndMetadata, *, is_open: bool
-) -> CoordinatorRecord:
-    """Return the record of an offset to which transactions have added key ranges. While others are
-    open (`is_open`), they are added to this record later."""
-    key = {
-        "group": group_partition.group_id,
-        "topic": group_partition.topic,
-        "partition": group_partition.partition,
-    }
-    value = {
-        "offset": offset.offset,
-        "leader_epoch": offset.leader_epoch,
-        "metadata": offset.metadata,
-        "commit_timestamp": offset.commit_timestamp_ms,
-        "expire_timestamp": -1,
-        "topic_id": offset.topic_id,
-        "key_ranges": individual_commit.to_wire(offset.progress),
-        "replaced_at": offset.replaced_offset if is_open else THIS_RECORD,
-    }
-    return encode_record(RecordType.OFFSET_COMMIT, key, value)

@@ -24,8 +24,10 @@ from shoal.coordinator.group.offsets.commit_order import (
     TransactionCommit,
     WaitingTransaction,
 )
-from shoal.coordinator.group.offsets.committed_offset import is_of_another_topic
-from shoal.coordinator.group.offsets.pending_ranges import GroupTopicPartition
+from shoal.coordinator.group.offsets.committed_offset import (
+    GroupTopicPartition,
+    is_of_another_topic,
+)
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
 
@@ -59,7 +61,7 @@ class OffsetsPort(NamedTuple):
     #: Raises `ApiError` unless the member may commit what the request has.
     check: Callable[[CommitRequest], None]
     decide: Callable[[CommitRequest, int, Token], CoordinatorResult]
-    get_offset: Callable[[str, str, int], OffsetAndMetadata | None]
+    get_offset: Callable[[GroupTopicPartition], OffsetAndMetadata | None]
 
 
 class OrderedCommits:
@@ -265,7 +267,7 @@ class OrderedCommits:
     def _get_partition(self, group_partition: GroupTopicPartition) -> PartitionKeyRanges:
         topic = self._context.image.topics.get(group_partition.topic)
         topic_id = None if topic is None else topic.topic_id
-        offset = self._offsets.get_offset(*group_partition)
+        offset = self._offsets.get_offset(group_partition)
         if offset is not None and is_of_another_topic(offset, topic_id):
             offset = None
         range_positions = individual_commit.NONE_COMMITTED if offset is None else offset.progress

@@ -17,7 +17,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.group.offsets import individual_commit
-from shoal.coordinator.group.records import RecordType, encode_tombstone
+from shoal.coordinator.group.offsets.committed_offset import (
+    GroupTopicPartition,
+    OffsetAndMetadata,
+    is_of_another_topic,
+)
+from shoal.coordinator.group.records import (
+    THIS_RECORD,
+    RecordType,
+    encode_record,
+    encode_tombstone,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,14 +35,6 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.contract import CoordinatorRecord, RecordOrigin
     from shoal.coordinator.group.offsets.individual_commit import KeyRangePositions
-
-
-class GroupTopicPartition(NamedTuple):
-    """A group's partition."""
-
-    group_id: str
-    topic: str
-    partition: int
 
 
 class TransactionDelta(NamedTuple):
@@ -146,6 +148,59 @@ class PendingRanges:
                 self._to_settle.setdefault(group_partition, {})[producer_id] = delta
             ended.append((group_partition, delta))
         return ended
+
+
+def add_delta(
+    current: OffsetAndMetadata | None, delta: TransactionDelta
+) -> OffsetAndMetadata | None:
+    """Return the offset after a transaction with key ranges; None if it was replaced since."""
+    if current is not None and delta.record_offset < current.replaced_offset:
+        return None
+    if current is not None and is_of_another_topic(current, delta.topic_id):
+        current = None
+    now_ms = delta.commit_timestamp_ms
+    before = None if current is None else current.progress
+    commits = individual_commit.as_commits(delta.range_positions)
+    range_positions = individual_commit.add_commits(before, commits, now_ms)
+    stable = individual_commit.get_stable_offset(range_positions)
+    epoch = delta.leader_epoch
+    if current is not None and current.offset == stable:
+        epoch = current.leader_epoch
+    return OffsetAndMetadata(
+        stable,
+        epoch,
+        delta.metadata,
+        now_ms,
+        -1,
+        delta.topic_id,
+        -1 if current is None else current.record_offset,
+        () if individual_commit.is_plain(range_positions) else range_positions,
+        -1 if current is None else current.replaced_offset,
+        is_sum=True,
+    )
+
+
+def build_sum_record(
+    group_partition: GroupTopicPartition, offset: OffsetAndMetadata, *, is_open: bool
+) -> CoordinatorRecord:
+    """Return the record of an offset to which transactions have added key ranges. While others are
+    open (`is_open`), they are added to this record later."""
+    key = {
+        "group": group_partition.group_id,
+        "topic": group_partition.topic,
+        "partition": group_partition.partition,
+    }
+    value = {
+        "offset": offset.offset,
+        "leader_epoch": offset.leader_epoch,
+        "metadata": offset.metadata,
+        "commit_timestamp": offset.commit_timestamp_ms,
+        "expire_timestamp": -1,
+        "topic_id": offset.topic_id,
+        "key_ranges": individual_commit.to_wire(offset.progress),
+        "replaced_at": offset.replaced_offset if is_open else THIS_RECORD,
+    }
+    return encode_record(RecordType.OFFSET_COMMIT, key, value)
 
 
 def build_settled_tombstones(

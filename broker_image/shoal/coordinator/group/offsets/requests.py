@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.group.offsets.commit_order import NO_RECORD
+from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
     from shoal.coordinator.contract import ProducerIdAndEpoch
+    from shoal.coordinator.group.groups import CommitCheck, Group
     from shoal.coordinator.group.offsets.individual_commit import KeyRangeRequest
+
+
+#: Since this version of TxnOffsetCommit, a group that does not exist and the epoch of a member that
+#: is not the present one have errors of their own (KIP-1319).
+TXN_NEWER_ERRORS_SINCE = 6
 
 
 class PartitionCommit(NamedTuple):
@@ -67,3 +74,22 @@ class TopicQuery(NamedTuple):
     name: str
     topic_id: UUID | None
     partitions: Sequence[int]
+
+
+def check_member(group: Group, request: CommitRequest) -> CommitCheck | None:
+    """Return the check of each partition that the member commits. Raises `ApiError` to refuse
+    it."""
+    try:
+        return group.check_offset_commit(
+            member_id=request.member_id,
+            group_instance_id=request.group_instance_id,
+            generation_id_or_member_epoch=request.generation_id_or_member_epoch,
+            transactional=request.is_transactional,
+            api_version=request.api_version,
+        )
+    except ApiError as error:
+        if error.code is not ErrorCode.stale_member_epoch or not request.is_transactional:
+            raise
+        if request.api_version >= TXN_NEWER_ERRORS_SINCE:
+            raise
+        raise ApiError(ErrorCode.illegal_generation, error.message) from None
