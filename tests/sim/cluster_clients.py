@@ -20,6 +20,7 @@ from shoal.client.client import Client
 from shoal.client.consume.consumer import ConsumerMembership, GroupConsumer
 from shoal.client.consume.fetcher import Isolation
 from shoal.client.consume.start_offsets import Reset
+from shoal.client.consume.whole_partitions import WholePartitions
 from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.net.cluster import Cluster, TopicPartition
 from shoal.client.settings import Settings
@@ -254,9 +255,10 @@ async def read_in_group(load: Workload, client: Client, name: str) -> None:
     histories, rng = load.histories, load.random
     membership = WatchedMembership(client.cluster, load, GROUP, load.owners)
     await membership.join()
-    async with GroupConsumer(
+    partitions = WholePartitions(
         client.cluster, membership, reset=Reset.EARLIEST, isolation=Isolation.READ_UNCOMMITTED
-    ) as consumer:
+    )
+    async with GroupConsumer(client.cluster, membership, partitions) as consumer:
         while True:
             if consumer.membership.owned != consumer.membership.assignment:
                 # Then `poll` commits too, without a report.
@@ -264,7 +266,7 @@ async def read_in_group(load: Workload, client: Client, name: str) -> None:
             records = await consumer.poll(300)
             histories.polled(name, [(r.topic, r.partition, r.offset, r.value) for r in records])
             if rng.random() < 0.5 or load.draining:
-                before, known = dict(histories.committed), consumer._committed
+                before, known = dict(histories.committed), partitions.committed
                 moved = {
                     p: offset
                     for p, offset in _positions(consumer).items()

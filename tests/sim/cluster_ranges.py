@@ -321,18 +321,12 @@ async def _join(load: Workload, client: Client) -> GroupConsumer:
         starts=lambda partitions: find_initial_offsets(cluster, GROUP, partitions, Reset.EARLIEST),
     )
     shared.watch(history, WatchedPositions(history, load, membership.member_id))
-    return GroupConsumer(
-        cluster,
-        membership,
-        reset=Reset.EARLIEST,
-        isolation=Isolation.READ_UNCOMMITTED,
-        shared=shared,
-    )
+    return GroupConsumer(cluster, membership, shared)
 
 
 async def _read(load: Workload, consumer: GroupConsumer, rng: random.Random, until: float) -> None:
-    assert consumer._shared is not None
-    positions = consumer._shared.positions
+    assert isinstance(consumer._partitions, SharedPartitions)
+    positions = consumer._partitions.positions
     assert isinstance(positions, WatchedPositions)
     while load.now < until or load.draining:
         for record in await consumer.poll(300):

@@ -11,6 +11,7 @@ import pytest
 from shoal.client.consume.consumer import ConsumerMembership, GroupConsumer, IndividualCommit
 from shoal.client.consume.fetcher import Isolation
 from shoal.client.consume.start_offsets import Reset
+from shoal.client.consume.whole_partitions import WholePartitions
 from shoal.client.errors import ConnectionLost, KafkaError, is_transient
 from shoal.client.net.cluster import BACKOFF_MS_MAX, Cluster, TopicPartition
 from shoal.client.net.environment import HERE
@@ -103,7 +104,11 @@ class _Cluster:
         return Link(self.bodies)
 
     async def retry(
-        self, attempt: Callable[[], Awaitable[Any]], *, pause_ms_max: int = BACKOFF_MS_MAX
+        self,
+        attempt: Callable[[], Awaitable[Any]],
+        _timeout_ms: int | None = None,
+        *,
+        pause_ms_max: int = BACKOFF_MS_MAX,
     ) -> Any:
         self.pause_ms_max = pause_ms_max
         while True:
@@ -252,10 +257,11 @@ def test_a_removed_member_commits_nothing_of_its_old_partitions(when: str) -> No
     async def main() -> list[Any]:
         cluster: Any = _Cluster()
         member = ConsumerMembership(cluster, "g", ["t"])
-        consumer = GroupConsumer(
+        partitions = WholePartitions(
             cluster, member, reset=Reset.EARLIEST, isolation=Isolation.READ_UNCOMMITTED
         )
-        consumer._reader.positions[TopicPartition("t", 0)] = 5
+        consumer = GroupConsumer(cluster, member, partitions)
+        partitions.next_offsets[TopicPartition("t", 0)] = 5
         if when == "before":
             member._on_fenced()
         elif when == "meanwhile":

@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.client.admin.groups import CommittedOffset, make_commit_body
+from shoal.client.consume import member_offsets
 from shoal.client.consume.consumer_membership import can_assign_key_ranges
 from shoal.client.consume.fetcher import FetchedBatches, Fetcher, Isolation
+from shoal.client.consume.member_offsets import OffsetsMember
 from shoal.client.consume.range_positions import (
     WHOLE,
     Range,
@@ -30,11 +31,10 @@ from shoal.client.consume.range_progress import (
     compute_width,
     make_progress_fields,
 )
+from shoal.client.consume.reader import Record
 from shoal.client.errors import ClientError, KafkaError
-from shoal.client.net import message_fields
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.net.membership import FENCED
-from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE
 from shoal.record import key_range_map
@@ -42,7 +42,15 @@ from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from uuid import UUID
 
     from shoal.client.consume.key_loads import KeyLoads
@@ -78,13 +86,9 @@ _NONE_APART: Mapping[TopicPartition, Sequence[Range]] = {}
 Stored = tuple[int, int, tuple[int, FinishedOffsets]]
 
 
-class KeyRangeMember(Protocol):
+class KeyRangeMember(OffsetsMember, Protocol):
     """What is used of `ConsumerMembership`."""
 
-    group: str
-    member_id: str
-    member_epoch: int
-    lost: bool
     loads: KeyLoads
 
     async def wait_for_change(self, timeout_s: float) -> bool: ...
@@ -122,7 +126,7 @@ class SharedPartitions:
         self._alone_until_s = 0.0
         #: With individual commits.
         self.progress = RangeProgress() if individually else None
-        self._member = member
+        self.member = member
         self._isolation = isolation
         self._starts = starts
         self._listeners = listeners
@@ -146,6 +150,16 @@ class SharedPartitions:
         #: The connection of the last commit: another coordinator may lack what was committed.
         self._committed_over: Connection | None = None
 
+    @property
+    def next_offsets(self) -> Mapping[TopicPartition, int]:
+        """The next offset to read of each partition; of several key ranges the lowest one."""
+        return self.positions.lowest
+
+    @property
+    def key_ranges(self) -> Mapping[TopicPartition, KeyRanges]:
+        """What the member reads of each partition."""
+        return _as_key_ranges(self.positions.owned)
+
     # Assignment.
 
     async def take_over(
@@ -155,7 +169,7 @@ class SharedPartitions:
         target = await self._resolve_names(assignment, shared)
         owned = self.positions.owned
         revoked = _subtract(owned, target)
-        if revoked and self._member.member_epoch > 0:
+        if revoked and self.member.member_epoch > 0:
             ranges = _as_key_ranges(revoked)
             for listener in self._listeners:
                 await listener.on_revoked(ranges)
@@ -172,7 +186,7 @@ class SharedPartitions:
         added = _subtract(target, owned)
         if added:
             await self._start(added)
-            if not self._member.lost:
+            if not self.member.lost:
                 for listener in self._listeners:
                     await listener.on_assigned(_as_key_ranges(added))
 
@@ -213,7 +227,7 @@ class SharedPartitions:
     async def _start(self, added: Mapping[TopicPartition, Sequence[Range]]) -> None:
         """Set the positions of new ranges: those that are committed, or where `starts` begins."""
         committed = await self._fetch_committed(sorted(added))
-        if self._member.lost:
+        if self.member.lost:
             return
         starting: dict[TopicPartition, list[Range]] = {}
         for partition, ranges in added.items():
@@ -249,14 +263,14 @@ class SharedPartitions:
         """Return the committed positions, in the epoch of a heartbeat that may still be on its way.
         Nothing is found if the member is fenced meanwhile."""
         backoff = self.cluster.make_backoff()
-        while not self._member.lost:
+        while not self.member.lost:
             try:
                 return await self.cluster.retry(lambda: self._request_committed(partitions))
             except KafkaError as error:
                 if error.code not in _NOT_NOW:
                     raise
-            self._member.check()
-            self._member.hurry()
+            self.member.check()
+            self.member.hurry()
             await backoff.pause()
         return {}
 
@@ -264,41 +278,12 @@ class SharedPartitions:
         self, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, list[Stored]]:
         """Return what is committed of partitions, by key range."""
-        member = self._member
-        topics = message_fields.group_by_topic(
-            (partition, {"partition_index": partition.partition}) for partition in partitions
+        link = await member_offsets.connect_to_coordinator(self.cluster, self.member)
+        group = await member_offsets.request_committed(
+            link, self.member, partitions, key_ranges_wanted=True
         )
-        body = {
-            "groups": [
-                {
-                    "group_id": member.group,
-                    "member_id": member.member_id,
-                    "member_epoch": member.member_epoch,
-                    "key_ranges_wanted": True,
-                    "topics": [
-                        {
-                            "name": entry["name"],
-                            "partition_indexes": [
-                                p["partition_index"] for p in entry["partitions"]
-                            ],
-                        }
-                        for entry in topics
-                    ],
-                }
-            ],
-            "require_stable": True,
-        }
-        node = await self.cluster.find_coordinator(member.group)
-        link = await self.cluster.get_connection(node, "coordinator")
-        version = link.choose_version(ApiKey.OFFSET_FETCH, 9)
-        answer = await link.request(ApiKey.OFFSET_FETCH, body, version=version)
-        group = answer.groups[0]
-        if group.error_code:
-            raise KafkaError(group.error_code, f"offsets of group {member.group!r}")
         stored: dict[TopicPartition, list[Stored]] = {}
-        for partition, part in message_fields.iterate_partitions(group.topics):
-            if part.error_code:
-                raise KafkaError(part.error_code, f"offset of {partition}")
+        for partition, part in member_offsets.iterate_committed(group):
             ranges = getattr(part, "key_ranges", ())
             pieces: list[Stored] = [
                 (r.first_hash, r.last_hash, (r.position, FinishedOffsets.decode(r.finished)))
@@ -312,6 +297,21 @@ class SharedPartitions:
         return stored
 
     # Reading.
+
+    async def poll(self, max_wait_ms: int) -> Iterator[Record]:
+        """Return new records. Raises `KafkaError`."""
+        fetched = await self.fetch(max_wait_ms)
+        return iter(
+            [
+                Record(batch.topic, batch.partition, *record)
+                for batch, records in fetched
+                for record in records
+            ]
+        )
+
+    def rewind(self, partition: TopicPartition, offset: int) -> None:
+        """Move a position back to `offset` if it is ahead."""
+        self.positions.rewind(partition, offset)
 
     async def fetch(self, max_wait_ms: int) -> list[tuple[FetchedBatches, list[Any]]]:
         """Return what is new, with the decoded records of this member. Raises `KafkaError`."""
@@ -349,10 +349,10 @@ class SharedPartitions:
         batches = self._advance(cursors, batches)
         self._empty = 0 if batches else self._empty + 1
         if refused and not batches:
-            await self._member.wait_for_change(max_wait_ms / 1000)
+            await self.member.wait_for_change(max_wait_ms / 1000)
         elif self._empty > len(cursors):
             # The fetches of turns do not wait at the broker, and no leader may have answered.
-            await self._member.wait_for_change(min(max_wait_ms, TURN_PAUSE_MS) / 1000)
+            await self.member.wait_for_change(min(max_wait_ms, TURN_PAUSE_MS) / 1000)
         return batches
 
     def _advance(
@@ -377,7 +377,7 @@ class SharedPartitions:
             if records:
                 self._alone_until_s = self.cluster.now() + ALONE_MS / 1000
             if records and partition in self._shared_ids:
-                self._member.loads.add(self._shared_ids[partition], records)
+                self.member.loads.add(self._shared_ids[partition], records)
             unfinished.append((fetched, records))
         return unfinished
 
@@ -437,7 +437,7 @@ class SharedPartitions:
     def collect_for_transaction(self) -> dict[TopicPartition, tuple[RangePosition, ...]]:
         """Return what a transaction commits. Raises TRANSACTION_ABORTABLE if other members may have
         records that the application got."""
-        if self._lost is not None or self._member.lost:
+        if self._lost is not None or self.member.lost:
             lost_partition = "its partitions" if self._lost is None else str(self._lost)
             raise KafkaError(
                 ErrorCode.transaction_abortable,
@@ -445,7 +445,7 @@ class SharedPartitions:
             )
         return self.positions.collect_uncommitted()
 
-    def rewind(self) -> None:
+    def on_transaction_aborted(self) -> None:
         """Read again what no transaction has committed."""
         self._lost = None
         self.positions.rewind_all()
@@ -508,7 +508,7 @@ class SharedPartitions:
                         raise
                 else:
                     return
-                self._member.hurry()
+                self.member.hurry()
                 await backoff.pause()
 
     async def _commit_passed(self) -> None:
@@ -534,10 +534,8 @@ class SharedPartitions:
     ) -> bool:
         """Send one commit of partitions that are not `committed`, if there is something to commit.
         Return whether another one follows."""
-        member = self._member
-        node = await self.cluster.find_coordinator(member.group)
-        link = await self.cluster.get_connection(node, "coordinator")
-        self._check_not_lost()
+        link = await member_offsets.connect_to_coordinator(self.cluster, self.member)
+        member_offsets.check_not_lost(self.member)
         if self.progress is not None and link is not self._committed_over:
             self._committed_over = link
             self.progress.forget_commits()
@@ -558,17 +556,11 @@ class SharedPartitions:
             }
         if not commits:
             return False
-        version = link.choose_version(ApiKey.OFFSET_COMMIT, 9)
         offsets = {
-            w: CommittedOffset(min(p[2] for p in partition_commits))
-            for w, partition_commits in commits.items()
+            w: min(p[2] for p in partition_commits) for w, partition_commits in commits.items()
         }
-        body = make_commit_body(member.group, member.member_id, member.member_epoch, offsets)
-        for topic in body["topics"]:
-            for row in topic["partitions"]:
-                row |= rows[TopicPartition(topic["name"], row["partition_index"])]
-        answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
-        repeated = self._on_response(commits, answer)
+        answers = await member_offsets.request_commit(link, self.member, offsets, rows)
+        repeated = self._on_response(commits, answers)
         if committed is not None:
             committed.update(commits.keys() - self._crowded)
         return repeated or more
@@ -601,17 +593,15 @@ class SharedPartitions:
             commits[partition] = commit
         return commits, False
 
-    def _on_response(self, commits: Mapping[TopicPartition, Commits], answer: Any) -> bool:
+    def _on_response(
+        self,
+        commits: Mapping[TopicPartition, Commits],
+        answers: Iterable[tuple[TopicPartition, Any, KafkaError | None]],
+    ) -> bool:
         """Note what is committed. Return whether to repeat some of it. Raises the first error."""
-        group = self._member.group
         failures = []
         repeated = False
-        for partition, part in message_fields.iterate_partitions(answer.topics):
-            detail = getattr(part, "individual_commit", None)
-            message = getattr(detail, "error_message", None)
-            error = message_fields.parse_error(
-                part, message or f"offset of {partition} in group {group!r}"
-            )
+        for partition, _, error in answers:
             if error is None:
                 self._crowded.discard(partition)
                 if self.progress is None:
@@ -629,17 +619,8 @@ class SharedPartitions:
                 repeated = True
             else:
                 failures.append(error)
-        for error in failures:
-            if error.code == ErrorCode.not_coordinator:
-                self.cluster.forget_coordinator(group)
-            raise error
+        member_offsets.raise_first(self.cluster, self.member, failures)
         return repeated
-
-    def _check_not_lost(self) -> None:
-        if self._member.lost:
-            raise KafkaError(
-                ErrorCode.fenced_member_epoch, f"positions in group {self._member.group!r}"
-            )
 
 
 def _subtract(

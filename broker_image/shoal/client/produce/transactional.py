@@ -48,8 +48,10 @@ from shoal.protocol.features import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from shoal.client.consume.consumer import GroupConsumer, Record
+    from shoal.client.consume.consumer import GroupConsumer
     from shoal.client.consume.range_positions import RangePosition
+    from shoal.client.consume.reader import Record
+    from shoal.client.consume.shared_partitions import SharedPartitions
     from shoal.client.net.connection import Connection
     from shoal.client.produce.producer import BatchOptions
 
@@ -144,7 +146,7 @@ class TransactionalProducer(Producer):
         #: What members finish when the transaction commits.
         self._finishing: list[tuple[GroupConsumer, Mapping[TopicPartition, ProgressCommit]]] = []
         #: Members whose positions each transaction commits, with those of the open transaction.
-        self._members: dict[GroupConsumer, Mapping[TopicPartition, Sequence[RangePosition]]] = {}
+        self._members: dict[SharedPartitions, Mapping[TopicPartition, Sequence[RangePosition]]] = {}
         #: Whether transactions commit in the order of the partitions that their member reads. Their
         #: records then are held until their turn.
         self._in_order = False
@@ -272,21 +274,21 @@ class TransactionalProducer(Producer):
                 "transactions in order have one member; start a producer for each of them"
             )
 
-    def commit_positions_of(self, consumer: GroupConsumer, *, in_order: bool = False) -> None:
+    def commit_positions_of(self, partitions: SharedPartitions, *, in_order: bool = False) -> None:
         """Commit the positions of a member with each transaction: see `GroupConsumer.join`."""
         self.check_member(in_order=in_order)
-        self._members[consumer] = {}
+        self._members[partitions] = {}
         self._in_order = in_order
 
-    def forget_positions_of(self, consumer: GroupConsumer) -> None:
+    def forget_positions_of(self, partitions: SharedPartitions) -> None:
         """Leave out a member that leaves the group. A transaction with records that it has read
         must abort."""
-        self._members.pop(consumer, None)
+        self._members.pop(partitions, None)
         self._in_order = False
         if self._state is not ProducerTransactionState.OPEN:
             return
         try:
-            unfinished = bool(consumer.collect_positions())
+            unfinished = bool(partitions.collect_for_transaction())
         except KafkaError as error:
             self._fail(TransactionAbortable(error))
             return
@@ -306,8 +308,8 @@ class TransactionalProducer(Producer):
         """
         if self._state is not ProducerTransactionState.COMMITTING:
             self._check_open()
-            for consumer in self._members:
-                await self._send_positions(consumer)
+            for partitions in self._members:
+                await self._send_positions(partitions)
             self._release()
             await self.flush()
             self._check_open()
@@ -316,9 +318,9 @@ class TransactionalProducer(Producer):
         for consumer, commits in self._finishing:
             consumer.on_transaction_committed(commits)
         self._finishing.clear()
-        for consumer, pieces in self._members.items():
-            consumer.on_positions_committed(pieces)
-            self._members[consumer] = {}
+        for partitions, pieces in self._members.items():
+            partitions.on_transaction_committed(pieces)
+            self._members[partitions] = {}
 
     async def abort(self) -> None:
         """Abort the transaction, with the records that wait. Raises `TransactionError` if the
@@ -331,9 +333,9 @@ class TransactionalProducer(Producer):
                 aborted = KafkaError(_ABORTABLE, "the transaction was aborted")
                 self._error = TransactionAbortable(aborted)
         self._finishing.clear()
-        for consumer in self._members:
-            self._members[consumer] = {}
-            consumer.on_transaction_aborted()
+        for partitions in self._members:
+            self._members[partitions] = {}
+            partitions.on_transaction_aborted()
         self._release()
         await self.flush()
         if self._error is not None and self._state is ProducerTransactionState.ENDED:
@@ -497,14 +499,14 @@ class TransactionalProducer(Producer):
         except ClientError as error:
             raise self._fail(_classify(error) or TransactionAbortable(error)) from error
 
-    async def _send_positions(self, consumer: GroupConsumer) -> None:
+    async def _send_positions(self, partitions: SharedPartitions) -> None:
         """Send TxnOffsetCommit with the positions of a member that moved."""
-        member, backoff = consumer.membership, self.cluster.make_backoff()
+        member, backoff = partitions.member, self.cluster.make_backoff()
         #: The rest of the time is for the records and the end of the transaction.
         turn_s = self.cluster.now() + self._timeout_ms / 2000
         last_s = None
         try:
-            while positions := consumer.collect_positions():
+            while positions := partitions.collect_for_transaction():
                 group = GroupMetadata(member.group, member.member_id, member.member_epoch)
                 offsets = {w: CommittedOffset(min(p[2] for p in s)) for w, s in positions.items()}
                 fields = {
@@ -515,7 +517,7 @@ class TransactionalProducer(Producer):
                 if self._in_order:
                     feature = COMMIT_ORDER_FEATURE
                     for partition, row in fields.items():
-                        row["first_offset"] = consumer.get_first_offset(partition)
+                        row["first_offset"] = partitions.positions.get_first_offset(partition)
                 try:
                     await self._request_offsets(group, offsets, fields, feature, turn_s)
                 except KafkaError as error:
@@ -525,7 +527,7 @@ class TransactionalProducer(Producer):
                     if error.code not in _STALE_EPOCH or now_s > last_s:
                         raise
                 else:
-                    self._members[consumer] = positions
+                    self._members[partitions] = positions
                     return
                 member.hurry()
                 await backoff.pause()
