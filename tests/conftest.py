@@ -11,6 +11,7 @@ import gc
 import os
 import shlex
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import coverage_contexts
@@ -52,9 +53,12 @@ hypothesis.settings.load_profile(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Make Hypothesis draw from the run's seed, unless `--hypothesis-seed` is given."""
-    # Workers of pytest-xdist inherit it, so that they draw and collect the same tests.
+    """Make Hypothesis draw from the run's seed, unless `--hypothesis-seed` is given, and tests use
+    the images of one month."""
+    # Workers of pytest-xdist inherit these, so that they draw and collect the same tests, and use
+    # the same images when a month ends.
     os.environ["SEED"] = str(SEED)
+    os.environ.setdefault("SHOAL_IMAGE_MONTH", time.strftime("%Y-%m", time.gmtime()))
     leaks.mark()
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)

@@ -34,16 +34,33 @@ from .programs import pip, program
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-SUITE = "bookworm"
-#: The Python of that Debian, which the wheels must fit.
-PYTHON_VERSION = "3.11"
-#: What the markers of locks see there. Other variables are those of this machine.
-PYTHON_ENVIRONMENT = {"python_version": PYTHON_VERSION, "python_full_version": "3.11.2"}
+
+@dataclass(frozen=True)
+class Debian:
+    """A release of Debian with its Python, which the wheels must fit."""
+
+    suite: str
+    python_version: str
+
+    @property
+    def python_environment(self) -> dict[str, str]:
+        """What the markers of locks see there. Other variables are those of this machine."""
+        return {
+            "python_version": self.python_version,
+            "python_full_version": f"{self.python_version}.0",
+        }
+
+
+BOOKWORM = Debian("bookworm", "3.11")
+#: The stable Debian, which the base that Docker takes is made of, too; that one has Python 3.14.
+TRIXIE = Debian("trixie", "3.13")
 BASE_PACKAGES = ("ca-certificates", "procps", "python3", "python3-pip", "tini")
+#: Compile the extension modules.
+COMPILER_PACKAGES = ("gcc", "libc6-dev", "libpython3-dev")
 JAVA_PACKAGES = ("openjdk-17-jre-headless",)
 #: A git server for tests.
 GIT_PACKAGES = ("git", "python3")
-GIT_IMAGE = f"localhost/git:{SUITE}"
+GIT_IMAGE = f"localhost/git:{BOOKWORM.suite}"
 #: Apache Kafka, at the version of tests/compat/pom.xml.
 KAFKA_IMAGE = "localhost/kafka:pinned"
 #: Files that no container reads.
@@ -72,6 +89,9 @@ class Image:
     #: The lock with its dependencies.
     lock: str
     packages: tuple[str, ...] = BASE_PACKAGES
+    debian: Debian = TRIXIE
+    #: Whether it has extension modules.
+    compiles: bool = False
     #: A dependency that PyPI has only as a source archive.
     source_only: str = ""
 
@@ -89,6 +109,7 @@ IMAGES = {
         "broker_image/Containerfile",
         ("broker_image/shoal",),
         "tools/locks/image-broker.txt",
+        compiles=True,
     ),
     "operator": Image(
         "operator/Containerfile",
@@ -106,6 +127,7 @@ IMAGES = {
         ),
         "tools/locks/image-spark.txt",
         (*BASE_PACKAGES, *JAVA_PACKAGES),
+        debian=BOOKWORM,  # It has the Java of the tests.
         source_only="pyspark",
     ),
 }
@@ -131,7 +153,8 @@ def find_path(name: str) -> Path:
         raise ClusterError(f"There is no image {name!r}: the images are {', '.join(IMAGES)}.")
     image = IMAGES[name]
     paths = (image.containerfile, *image.locks, *PROJECT, *image.sources)
-    return _archive_path(name, [REPOSITORY / path for path in paths], " ".join(image.packages))
+    salt = " ".join((image.debian.suite, *image.packages))
+    return _archive_path(name, [REPOSITORY / path for path in paths], salt)
 
 
 def other_broker(version: str) -> tuple[str, Path]:
@@ -176,7 +199,8 @@ def _build_stage(image: Image, name: str, stage: str = "") -> None:
         "--layers",
         "--isolation=chroot",
         "--network=host",
-        f"--build-arg=BASE={_base(image.packages)}",
+        f"--build-arg=BASE={_base(image.packages, image.debian)}",
+        *_compiler(image),
         f"--build-arg=VERSION={_project()['version']}",
         "--build-arg=PIP_NO_INDEX=1",
         "--build-arg=PIP_FIND_LINKS=/wheels",
@@ -186,6 +210,14 @@ def _build_stage(image: Image, name: str, stage: str = "") -> None:
         *target,
         str(REPOSITORY),
     )
+
+
+def _compiler(image: Image) -> tuple[str, ...]:
+    """Return the argument with the base that compiles, for an image that compiles something."""
+    if not image.compiles:
+        return ()
+    packages = (*image.packages, *COMPILER_PACKAGES)
+    return (f"--build-arg=COMPILER={_base(packages, image.debian)}",)
 
 
 def pause_archive() -> Path:
@@ -257,18 +289,18 @@ def find_spark_operator_path() -> Path:
     return _archive_path("spark-operator", inputs, " ".join(spark.packages))
 
 
-def base_name(packages: Iterable[str]) -> str:
+def base_name(packages: Iterable[str], debian: Debian = BOOKWORM) -> str:
     """Return the name of the base image of this month with these packages."""
-    inputs = (SUITE, *sorted(packages), *EXCLUDED_PATHS, _month())
+    inputs = (debian.suite, *sorted(packages), *EXCLUDED_PATHS, get_month())
     return f"localhost/shoal/base:{hashlib.sha256(' '.join(inputs).encode()).hexdigest()[:16]}"
 
 
-def _base(packages: Iterable[str]) -> str:
+def _base(packages: Iterable[str], debian: Debian = BOOKWORM) -> str:
     """Return the name of a base image in buildah's store; mmdebstrap makes it if it is missing."""
     override = os.environ.get("SHOAL_IMAGE_BASE")
     if override:
         return override
-    name = base_name(packages)
+    name = base_name(packages, debian)
     if _buildah("inspect", "--type=image", name, check=False):
         return name
     root = CACHE / "images" / f"base-{name.rpartition(':')[2]}.partial"
@@ -282,7 +314,7 @@ def _base(packages: Iterable[str]) -> str:
     steps = f"FROM scratch\nADD {root.name} /\n"
     build = ("build-using-dockerfile", f"--tag={name}", "--file=-", str(root.parent))
     try:
-        run("mmdebstrap", *make, *excluded, SUITE, root)
+        run("mmdebstrap", *make, *excluded, debian.suite, root)
         _buildah(*build, stdin_text=steps)
     finally:
         root.unlink(missing_ok=True)
@@ -292,14 +324,14 @@ def _base(packages: Iterable[str]) -> str:
 def _wheels(image: Image) -> Path:
     """Return a directory with the wheels of an image's locks, for the base's Python."""
     locks = [REPOSITORY / path for path in image.locks]
-    texts = (PYTHON_VERSION, *(path.read_text() for path in locks))
+    texts = (image.debian.python_version, *(path.read_text() for path in locks))
     key = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     directory = CACHE / "wheels" / f"{locks[-1].stem.removeprefix('image-')}-{key}"
     if directory.exists():
         return directory
     partial = directory.with_suffix(f".{os.getpid()}")
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 28, 34)]
-    fits = ("--implementation=cp", f"--python-version={PYTHON_VERSION}", *platforms)
+    fits = ("--implementation=cp", f"--python-version={image.debian.python_version}", *platforms)
     with tempfile.TemporaryDirectory() as scratch:
         # pip asks a source archive for its metadata, which takes what builds it.
         backend = f"{scratch}/build"
@@ -308,7 +340,7 @@ def _wheels(image: Image) -> Path:
         sources = [f"--no-binary={image.source_only}"] if image.source_only else []
         for path in locks:
             wanted = Path(scratch) / path.name
-            wanted.write_text("".join(select_pins(path.read_text())))
+            wanted.write_text("".join(select_pins(path.read_text(), image.debian)))
             download = ("download", *hashed, *sources, f"--dest={partial}", *fits)
             run(
                 *pip(),
@@ -323,18 +355,19 @@ def _wheels(image: Image) -> Path:
     return directory
 
 
-def select_pins(lock: str) -> Iterator[str]:
+def select_pins(lock: str, debian: Debian) -> Iterator[str]:
     """Iterate over the pins of a lock that the base's Python needs. pip itself reads markers as the
     Python that it runs in."""
     for pin in filter(None, re.split(r"^(?=\S)", lock, flags=re.MULTILINE)):
         marker = Requirement(pin.partition("\\")[0].strip()).marker
-        if marker is None or marker.evaluate(PYTHON_ENVIRONMENT):
+        if marker is None or marker.evaluate(debian.python_environment):
             yield pin
 
 
-def _month() -> str:
-    """Return the month, which is an input of everything that has Debian's packages."""
-    return time.strftime("%Y-%m", time.gmtime())
+def get_month() -> str:
+    """Return the month, which is an input of everything that has Debian's packages. A run that sets
+    `SHOAL_IMAGE_MONTH` keeps its images when the month ends."""
+    return os.environ.get("SHOAL_IMAGE_MONTH") or time.strftime("%Y-%m", time.gmtime())
 
 
 def _project() -> dict[str, Any]:
@@ -344,7 +377,7 @@ def _project() -> dict[str, Any]:
 
 def _archive_path(name: str, inputs: Iterable[Path], salt: str) -> Path:
     """Return the archive's path; its name has a hash of the content of files and directories."""
-    digest = hashlib.sha256(f"{salt}\0{docker_answers()}\0{_month()}\0".encode())
+    digest = hashlib.sha256(f"{salt}\0{docker_answers()}\0{get_month()}\0".encode())
     for top in inputs:
         if not top.exists():
             raise ClusterError(f"{top.relative_to(REPOSITORY)} is missing: image {name} needs it.")

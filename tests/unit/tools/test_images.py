@@ -19,6 +19,7 @@ def test_archives_and_bases_of_an_earlier_month_are_not_used(
     """Their packages lack Debian's later mends."""
     monkeypatch.setattr(images, "CACHE", tmp_path)
     monkeypatch.setattr(images, "docker_answers", lambda: False)
+    monkeypatch.delenv("SHOAL_IMAGE_MONTH")
     names = []
     for day in ("2026-11-01", "2026-11-30", "2026-12-01"):
         moment = time.strptime(day, "%Y-%m-%d")
@@ -26,6 +27,16 @@ def test_archives_and_bases_of_an_earlier_month_are_not_used(
         names.append((images.find_path("operator"), images.base_name(("python3",))))
     for first, same, later in zip(*names, strict=True):
         assert first == same != later
+
+
+def test_a_run_keeps_its_images_when_the_month_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "docker_answers", lambda: False)
+    names = set()
+    for day in ("2026-11-30", "2026-12-01"):
+        moment = time.strptime(day, "%Y-%m-%d")
+        monkeypatch.setattr(time, "gmtime", lambda moment=moment: moment)
+        names.add((images.find_path("operator"), images.base_name(("python3",))))
+    assert len(names) == 1
 
 
 def test_an_archive_depends_on_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,4 +65,5 @@ def test_the_packages_of_an_image_are_those_of_its_python() -> None:
         "b==1 \\\n    --hash=sha256:3\n",
         "c==1 ; sys_platform == 'win32' \\\n    --hash=sha256:4\n",
     ]
-    assert list(images.select_pins("".join(pins))) == [pins[0], pins[2]]
+    for debian, selected in ((images.BOOKWORM, pins[0]), (images.TRIXIE, pins[1])):
+        assert list(images.select_pins("".join(pins), debian)) == [selected, pins[2]]
