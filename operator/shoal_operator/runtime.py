@@ -189,6 +189,8 @@ class Operator:
             for kind in SPARK
             for namespace in (namespaces or (None,) if "spark" in settings.workloads else ())
         ]
+        #: Why this replica, which was elected, cannot act yet.
+        self._load_problem = ""
         self._watching = [asyncio.create_task(w.run(), name="watch of Spark") for w in self._spark]
         self._retiring: set[asyncio.Task[None]] = set()
         self._signal_listeners: list[Callable[[], None]] = []
@@ -202,11 +204,24 @@ class Operator:
         for task in (self._term, self._migration):
             if task:
                 task.cancel()
-        self._leading = False
+        self._leading, self._load_problem = False, ""
         metrics.forget_all()
         for key in list(self._loops):
             self._retire(key)
         self._term = asyncio.create_task(self._start_leading()) if leading else None
+
+    @property
+    def obstacle(self) -> str:
+        """Why this replica cannot do its work, empty if it can: a probe should fail."""
+        if self._load_problem:
+            return self._load_problem
+        unsynced = (watch for watch in self._spark if not watch.synced)
+        return next((watch.problem for watch in unsynced if watch.problem), "")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What this replica does without, because it fails at present."""
+        return [watch.problem for watch in self._spark if watch.problem]
 
     async def _start_leading(self) -> None:
         while True:
@@ -214,8 +229,14 @@ class Operator:
                 await self._list_all()
                 break
             except KubeError as error:
+                self._load_problem = f"It cannot list what it has to act on: {error}"
                 log.warning("cannot list yet", error=str(error))
-                await asyncio.sleep(LOAD_RETRY_SECONDS)
+            except Exception as error:
+                self._load_problem = f"It cannot list what it has to act on: {error!r}"
+                log.exception("a defect of the operator; will list again")
+            metrics.ERRORS.labels("list").inc()
+            await asyncio.sleep(LOAD_RETRY_SECONDS)
+        self._load_problem = ""
         self._leading = True
         for kind in CUSTOM:
             for manifest in list(self.store.iterate(kind)):

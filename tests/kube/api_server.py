@@ -8,13 +8,15 @@ wherever that was made; from then on no call of the dead operator has an effect.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import datetime
 import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import yaml
@@ -151,6 +153,16 @@ class ApiServer(KubeClient):
             made = self._patch(kind, name, body, content_type, of_status=more[-1] == "status")
         self.crash_point.count()
         return copy.deepcopy(made)
+
+    @contextlib.asynccontextmanager
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[AsyncIterator[tuple[str, Manifest]]]:
+        """A watch that never reports a change: tests pass changes on themselves."""
+
+        async def wait() -> AsyncIterator[tuple[str, Manifest]]:
+            await asyncio.Event().wait()
+            yield "", {}
+
+        yield wait()
 
     @staticmethod
     def _is_stale(verb: str, have: Manifest, body: Manifest) -> bool:

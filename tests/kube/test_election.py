@@ -22,10 +22,11 @@ class Connection(ApiServer):
         super().__init__(CrashPoint())
         self.objects, self.numbers = shared.objects, shared.numbers
         self.broken = False
+        self.error: Exception = KubeError(0, "the API server did not answer")
 
     async def _call(self, *arguments: Any, **options: Any) -> Any:
         if self.broken:
-            raise KubeError(0, "the API server did not answer")
+            raise self.error
         return await super()._call(*arguments, **options)
 
 
@@ -56,12 +57,16 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(election, "RETRY_SECONDS", 0.02)
 
 
-def test_a_standby_finds_out_whether_another_replica_leads() -> None:
+@pytest.mark.parametrize("error", [KubeError(500, "etcd is away"), LookupError("a defect")])
+def test_a_standby_finds_out_whether_another_replica_leads(error: Exception) -> None:
+    """No failure ends the election."""
+
     async def scenario() -> None:
         shared = ApiServer(CrashPoint())
         first = Replica(shared, "first")
         await eventually_async(lambda: first.election.leading)
         second = Replica(shared, "second")
+        first.connection.error = second.connection.error = error
         await eventually_async(lambda: second.election.another_leads)
         assert (first.election.another_leads, second.election.leading) == (False, False)
         second.connection.broken = True

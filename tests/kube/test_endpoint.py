@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from kube.api_server import ApiServer, CrashPoint
 from kube.test_due import Shop
 from ports import free_ports
 from prometheus_client import CONTENT_TYPE_LATEST
+from shoal_operator import runtime
+from shoal_operator.kube import watch
+from shoal_operator.kube.kube import KubeError
 from shoal_operator.runtime import Operator
 from shoal_operator.scaler import endpoint
 from shoal_operator.settings import ChartSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    import pytest
 
 
 class Site:
@@ -46,6 +53,72 @@ def test_an_operator_beside_another_one_is_not_ready() -> None:
                 problem = ""
                 async with client.get("/readyz") as answer:
                     assert answer.status == 200
+        finally:
+            await runner.cleanup()
+            await operator.close()
+
+    asyncio.run(scenario())
+
+
+class FailingLists(ApiServer):
+    """Lists of these kinds fail, and watches end when `end` is set."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__(CrashPoint())
+        self.failing, self.end = set(kinds), asyncio.Event()
+
+    async def list_snapshot(self, api_version: str, kind: str, *further: Any) -> Any:
+        if kind in self.failing:
+            raise LookupError(kind) if kind in runtime.CUSTOM else KubeError(500, kind)
+        return await super().list_snapshot(api_version, kind, *further)
+
+    @asynccontextmanager
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[AsyncIterator[Any]]:
+        async def wait() -> AsyncIterator[Any]:
+            await self.end.wait()
+            raise KubeError(403, "forbidden")
+            yield
+
+        yield wait()
+
+
+def test_readiness_says_what_keeps_the_operator_from_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It fails until the operator can begin. A watch that fails later is a line of its answer: the
+    scale signals are served anyway."""
+    monkeypatch.setattr(runtime, "LOAD_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "RETRY_SECONDS_MAX", 0.01)
+
+    async def scenario() -> None:
+        kube = FailingLists("SparkApplication", "QueueCluster")
+        operator = Operator(kube, ChartSettings("b:1", "s:1", "role", "http"))
+        operator.set_leading(True)
+        (port,) = free_ports(1)
+        runner = await endpoint.serve(operator, port)
+
+        async def read() -> tuple[int, str]:
+            async with client.get("/readyz") as answer:
+                return answer.status, await answer.text()
+
+        def is_expected(answer: tuple[int, str], status: int, words: str) -> bool:
+            return answer[0] == status and bool(re.fullmatch(words, answer[1]))
+
+        async def await_answer(status: int, words: str) -> None:
+            async with asyncio.timeout(20):
+                while not is_expected(await read(), status, words):
+                    await asyncio.sleep(0)
+
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+                await await_answer(503, r"It cannot list what .*LookupError\('QueueCluster'\)\n")
+                kube.failing.discard("QueueCluster")
+                await await_answer(503, r"It cannot list what .*: SparkApplication\n")
+                kube.failing.clear()
+                await await_answer(200, "ready\n")
+                kube.failing.add("SparkApplication")
+                kube.end.set()
+                await await_answer(200, r"(?s:ready\nThe watch of SparkApplication .* fails: .*\n)")
         finally:
             await runner.cleanup()
             await operator.close()

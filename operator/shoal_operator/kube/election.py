@@ -11,6 +11,8 @@ import datetime
 import time
 from typing import TYPE_CHECKING
 
+import structlog
+
 from shoal_operator import metrics
 from shoal_operator.kube.kube import KubeClient, KubeError
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from shoal_operator.kube.scope import OperatorScope
     from shoal_operator.model.names import Manifest
 
+log = structlog.get_logger()
 API_VERSION, KIND = "coordination.k8s.io/v1", "Lease"
 DURATION_SECONDS = 15
 RENEW_SECONDS = 5
@@ -78,7 +81,9 @@ class LeaderElection:
                 try:
                     async with asyncio.timeout(max(0.0, limit)):
                         leads = await self._attempt()
-                except (KubeError, TimeoutError):
+                except Exception as error:
+                    if not isinstance(error, KubeError | TimeoutError):
+                        log.exception("a defect of the operator; will try again", kind=KIND)
                     self.another_leads = False
                     failed, leads = True, self.leading and time.monotonic() < deadline
                 else:

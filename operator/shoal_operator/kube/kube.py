@@ -6,6 +6,7 @@ Objects are plain manifests. `metrics.API_CALLS` counts requests by verb. Every 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -74,6 +75,7 @@ _NAME_LENGTH_MAX = 253
 _MANAGER = {"fieldManager": names.FIELD_MANAGER}
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
 class KubeError(Exception):
@@ -171,6 +173,44 @@ def _build_selector_params(labels: Mapping[str, str] | str) -> dict[str, str]:
     return {"labelSelector": text} if text else {}
 
 
+def _make_unreadable(text: str) -> KubeError:
+    return KubeError(0, f"the API server's answer cannot be read: {text[:200]}")
+
+
+def _parse_object(text: str) -> Manifest:
+    """Return an object that the API server sends. Raises `KubeError` for anything else, which a
+    proxy may have sent, or of which the rest is missing."""
+    try:
+        result = json.loads(text)
+    except ValueError:
+        result = None
+    if not isinstance(result, dict):
+        raise _make_unreadable(text)
+    return result
+
+
+def _find_message(answer: httpx2.Response) -> str:
+    """Return what the API server, or a proxy before it, says about an error."""
+    try:
+        return str(_parse_object(answer.text).get("message", ""))
+    except KubeError:
+        return answer.text[:200]
+
+
+async def _read_events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Manifest]]:
+    """Yield the changes of a watch. Raises `KubeError`."""
+    async for line in lines:
+        event = _parse_object(line)
+        change, manifest = event.get("type"), event.get("object")
+        if not isinstance(manifest, dict):
+            raise _make_unreadable(line)
+        if change == "ERROR":
+            raise KubeError(manifest.get("code", 0), manifest.get("message", line[:200]))
+        # A bookmark, for example, has only a version.
+        if change in _CHANGES:
+            yield change, manifest
+
+
 class KubeClient:
     """Requests to one API server as one field manager."""
 
@@ -205,13 +245,9 @@ class KubeClient:
         except httpx2.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise KubeError(0, f"the API server did not answer: {reason}") from None
-        try:
-            result: Manifest = answer.json()
-        except ValueError:
-            result = {"message": answer.text[:200]}
         if answer.is_error:
-            raise KubeError(answer.status_code, result.get("message") or answer.reason_phrase)
-        return result
+            raise KubeError(answer.status_code, _find_message(answer) or answer.reason_phrase)
+        return _parse_object(answer.text)
 
     async def find_missing_kinds(self, kinds: Iterable[str]) -> list[str]:
         """Return those of the project's kinds that the API server does not serve."""
@@ -312,13 +348,18 @@ class KubeClient:
             page = await self._call(
                 "list", _build_path(api_version, kind, namespace), params=params
             )
-            # Items of a list lack these two fields.
-            objects += [{**o, "apiVersion": api_version, "kind": kind} for o in page["items"]]
-            more = page["metadata"].get("continue")
+            try:
+                items, meta = page["items"], page["metadata"]
+                # Items of a list lack these two fields.
+                objects += [{**item, "apiVersion": api_version, "kind": kind} for item in items]
+                more, version = meta.get("continue"), meta["resourceVersion"]
+            except (AttributeError, KeyError, TypeError):
+                raise _make_unreadable(f"{page}") from None
             if not more:
-                return objects, page["metadata"]["resourceVersion"]
+                return objects, version
             params["continue"] = more
 
+    @contextlib.asynccontextmanager
     async def watch(
         self,
         api_version: str,
@@ -326,8 +367,9 @@ class KubeClient:
         namespace: str | None,
         labels: Mapping[str, str],
         version: str,
-    ) -> AsyncIterator[tuple[str, Manifest]]:
-        """Yield (ADDED, MODIFIED or DELETED, object) since `version` until the API server ends it.
+    ) -> AsyncIterator[AsyncIterator[tuple[str, Manifest]]]:
+        """Open a watch, which yields (ADDED, MODIFIED or DELETED, object) since `version` until the
+        API server ends it.
 
         Raises `KubeError`, with status 410 if `version` is too old.
         """
@@ -344,13 +386,10 @@ class KubeClient:
             async with self._web.stream("GET", path, params=params, timeout=timeout) as answer:
                 if answer.is_error:
                     raise KubeError(answer.status_code, answer.reason_phrase)
-                async for line in answer.aiter_lines():
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise KubeError(event["object"]["code"], event["object"]["message"])
-                    yield event["type"], event["object"]
+                yield _read_events(answer.aiter_lines())
         except httpx2.HTTPError as error:
-            raise KubeError(0, f"the API server did not answer: {error}") from None
+            reason = str(error) or type(error).__name__
+            raise KubeError(0, f"the API server did not answer: {reason}") from None
 
     async def apply(self, manifest: Manifest, *, adopt: bool = False) -> Manifest:
         """Server-side apply with force: owns the fields in `manifest` and keeps all others.

@@ -70,6 +70,9 @@ async def _try_migrate(kube: KubeClient, definition: str) -> bool:
         log.warning("cannot migrate stored resources", kind=definition, error=str(error))
         # Without the permission, another attempt would fail as well.
         return refused
+    except Exception:
+        log.exception("a defect of the operator; will try again", kind=definition)
+        return False
     if count:
         log.info("migrated stored resources", kind=definition, to=names.VERSION, resources=count)
     return True

@@ -143,10 +143,15 @@ class LocalApi(KubeClient):
         patched = merge_patch(have, {"status": body["status"]} if subresource == "status" else body)
         return copy.deepcopy(self.write(key, patched))
 
-    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[tuple[str, Manifest]]:
+    @contextlib.asynccontextmanager
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[AsyncIterator[tuple[str, Manifest]]]:
         """Yield nothing, and never end: all changes come through `subscribe`."""
-        await asyncio.Event().wait()
-        yield "", {}
+
+        async def wait() -> AsyncIterator[tuple[str, Manifest]]:
+            await asyncio.Event().wait()
+            yield "", {}
+
+        yield wait()
 
     def _list(self, kind: str, namespace: str, selector: str) -> Manifest:
         labels = dict(term.partition("=")[::2] for term in selector.split(",") if term)

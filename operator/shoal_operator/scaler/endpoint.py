@@ -2,6 +2,9 @@
 
 GET /metrics                                     Prometheus text
 GET /scale/NAMESPACE/SHARECONSUMER               {"lag": …, "due": …, "desiredReplicas": …}
+GET /readyz                                      503 while this replica could not act, with the
+                                                 reason; else `ready`, and a line for each watch
+                                                 that fails: the scale signals are served anyway
 
 With `HttpAccess`, the server speaks TLS and asks for a client certificate or a bearer token: one of
 the operator's, or the ShareConsumer's own for its scale signal.
@@ -18,7 +21,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from shoal_operator.http_access import HttpAccess
     from shoal_operator.runtime import Operator
@@ -61,8 +64,7 @@ async def serve(
         return web.json_response(signal)
 
     async def get_readiness(_: web.Request) -> web.Response:
-        why = problem()
-        return web.Response(text=f"{why or 'ready'}\n", status=503 if why else 200)
+        return _build_readiness(problem() or operator.obstacle, operator.warnings)
 
     app = web.Application()
     app.router.add_get("/readyz", get_readiness)
@@ -75,6 +77,12 @@ async def serve(
     context = None if access is None else access.context
     await web.TCPSite(runner, "0.0.0.0", port, ssl_context=context).start()
     return runner
+
+
+def _build_readiness(obstacle: str, warnings: Sequence[str]) -> web.Response:
+    if obstacle:
+        return web.Response(text=f"{obstacle}\n", status=503)
+    return web.Response(text="\n".join(["ready", *warnings, ""]))
 
 
 def _make_follower(access: HttpAccess) -> Callable[[web.Application], AsyncIterator[None]]:
