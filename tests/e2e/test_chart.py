@@ -172,7 +172,7 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
         assert ((resource, "create") in granted) == on
         assert (f"--without={workload}" in container["args"]) == (not on)
     bound = "roles" if given["watchNamespaces"] else "clusterroles"
-    for resource in ("rolebindings", bound):
+    for resource in ("rolebindings", bound, "resourcequotas", "limitranges"):
         assert any(r == resource for r, _ in granted) == given["workloads.spark"]
     definitions_are_read = given["workloads.spark"] or not given["watchNamespaces"]
     assert (("customresourcedefinitions", "get") in granted) == definitions_are_read

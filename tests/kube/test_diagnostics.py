@@ -378,9 +378,9 @@ def test_jobs_and_drivers_say_why_their_pods_are_not_there() -> None:
     kube = ApiServer(CrashPoint())
     kube.installed["sparkoperator.k8s.io/v1beta2"] = ["SparkApplication"]
 
-    def look(consumer: Any) -> Verdict:
+    def look(consumer: Any, replicas: int = 1) -> Verdict:
         workloads = WorkloadManager(kube, kube.store(), ChartSettings("b:1", "s:1", "r", "http"))
-        return asyncio.run(workloads.apply(consumer, CONTEXT, 1, 0)).verdict
+        return asyncio.run(workloads.apply(consumer, CONTEXT, replicas, 0)).verdict
 
     pods = {"template": {"spec": {"containers": [{"name": "one"}]}}}
     worker = WORKER | {"spec": {"shareGroup": "g", "job": pods}}
@@ -405,17 +405,22 @@ def test_jobs_and_drivers_say_why_their_pods_are_not_there() -> None:
     said = look(OF_SPARK)
     assert said.reason == "Unschedulable"
     assert "The SparkApplication is SUBMITTED. c-driver: 0/1 nodes" in said.message
-    # Its executors: some work, so it is ready.
+    # Its executors: it is ready as soon as one of them works.
     kube.find("SparkApplication", "c")["status"]["applicationState"]["state"] = "RUNNING"
     kube.find("Pod", "c-driver")["status"] = {"phase": "Running"}
     executor = pod(message="0/1 nodes are available: Insufficient memory.")
     labels = {**spark.build_executor_selector("c"), CONSUMER_LABEL: "c"}
-    executor["metadata"] |= {"name": "c-exec-1", "namespace": "n", "labels": labels}
+    meta = executor["metadata"]
+    meta |= {"name": "c-exec-1", "namespace": "n", "labels": labels}
     executor["status"]["phase"] = "Pending"
     kube.add({"apiVersion": "v1", "kind": "Pod", **executor})
     said = look(OF_SPARK)
-    assert (said.ready, said.reason) == (True, "Unschedulable")
+    assert (said.ready, said.reason) == (False, "Unschedulable")
     assert "0 of 1 executors run. c-exec-1: 0/1 nodes" in said.message
+    second = executor | {"status": {"phase": "Running"}}
+    kube.add({"apiVersion": "v1", "kind": "Pod", **second, "metadata": meta | {"name": "c-exec-2"}})
+    said = look(OF_SPARK, 2)
+    assert (said.ready, said.reason) == (True, "Unschedulable")
 
 
 @pytest.mark.parametrize(

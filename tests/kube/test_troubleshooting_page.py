@@ -52,7 +52,7 @@ COMPUTED = {
 #: Pairs of words that are not a reason and its message.
 NOT_REASONS = {
     *("Service", "Ready", "ContainerCreating", "Pending", "QueueCluster", "StatefulSet", "Secret"),
-    *("InFlight", "PerSecond"),
+    *("InFlight", "PerSecond", "ResourceQuota", "Container"),
 }
 #: The reason of the default status in the CRDs.
 OF_CRDS = "Pending"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shoal_operator.model.names import Manifest
 
-KIND = (names.SPARK_API, "SparkApplication", {}, "n")
+KIND: tuple[str, str, dict[str, str], str] = (names.SPARK_API, "SparkApplication", {}, "n")
 OPEN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 CHUNKED, UNTIL_END = (
     OPEN + b"Transfer-Encoding: chunked\r\n\r\n",

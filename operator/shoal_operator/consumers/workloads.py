@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator import clock
 from shoal_operator.brokers import diagnostics
-from shoal_operator.consumers import admission
+from shoal_operator.consumers import admission, missing_executors
 from shoal_operator.consumers.jobs import JobRunner
 from shoal_operator.kube.conditions import Verdict
 from shoal_operator.kube.drift import APPLIED, has_drifted, with_digest
@@ -133,6 +133,8 @@ class WorkloadManager:
         self._kube, self._store, self._settings = kube, store, settings
         self._failures: dict[str, str] = {}
         self._running_since_ms: dict[str, int] = {}
+        #: Since when drivers run with fewer pods of executors than they request.
+        self._missing_since_ms: dict[str, int] = {}
         self.jobs = JobRunner(kube, store)
 
     async def apply(
@@ -271,9 +273,39 @@ class WorkloadManager:
             subject = "The SparkApplication waits"
             verdict = await admission.explain(self._kube, waiting, subject=subject, ready=0)
         of_application = {names.CONSUMER_LABEL: meta["name"]}
+        missing = replicas - len(pods) if state == "RUNNING" else 0
         verdict = await self._explain(verdict, consumer, of_application)
+        verdict = await self._explain_missing(verdict, consumer, context, missing)
+        if verdict.alarm:
+            verdict = replace(verdict, ready=verdict.ready and running > 0)
         shown = reported or state
         return WorkloadState(len(pods), running, names.format_selector(selector), verdict, shown)
+
+    async def _explain_missing(
+        self,
+        verdict: Verdict,
+        consumer: ShareConsumer,
+        context: spark.WorkloadContext,
+        missing: int,
+    ) -> Verdict:
+        """Add to the verdict on an application why this number of its executors have no pods, if
+        they have had none for some time, and nothing else is wrong."""
+        meta, now_ms = consumer["metadata"], clock.now_ms()
+        if missing <= 0:
+            self._missing_since_ms.pop(meta["uid"], None)
+            return verdict
+        waited_ms = now_ms - self._missing_since_ms.setdefault(meta["uid"], now_ms)
+        if verdict.reason != "Scaling" or waited_ms < missing_executors.MISSING_SECONDS_MAX * 1000:
+            return verdict
+        driver = self._find_driver(meta).get("metadata", {}).get("name", f"{meta['name']}-driver")
+        selector = spark.build_executor_selector(meta["name"])
+        pods = self._store.list_labelled("Pod", meta["namespace"], selector)
+        application = spark.build_application(consumer, context, suspend=False)["spec"]
+        needs = missing_executors.compute_needs(application, pods)
+        diagnosis = await missing_executors.explain(
+            self._kube, meta["namespace"], driver, needs, missing
+        )
+        return _add_cause(verdict, diagnosis)
 
     async def _remove_application(
         self, meta: Manifest, selector: Mapping[str, str]

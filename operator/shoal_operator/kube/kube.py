@@ -33,6 +33,8 @@ PLURALS = {
     "ConfigMap": "configmaps",
     "Secret": "secrets",
     "PersistentVolumeClaim": "persistentvolumeclaims",
+    "ResourceQuota": "resourcequotas",
+    "LimitRange": "limitranges",
     "Event": "events",
     "StatefulSet": "statefulsets",
     "Deployment": "deployments",

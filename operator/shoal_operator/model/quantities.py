@@ -1,14 +1,17 @@
 """Durations and sizes in Kubernetes' notation."""
 
 import re
+from fractions import Fraction
 
 _PART = re.compile(r"(?<!\d)(\d+)(ms|h|m|s)")
 _UNIT_MS = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-_SIZE = re.compile(r"^(\d+)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")
+_SIZE = re.compile(r"^(\d+)(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?$")
+_QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]|[KMGTPE]i)?$")
+_FRACTIONS = {unit: Fraction(1, 1000**n) for n, unit in enumerate("mun", 1)}
 _BYTES: dict[str | None, int] = {
     None: 1,
-    **{u + "i": 1 << (10 * n) for n, u in enumerate("KMGTP", 1)},
-    **{u: 1000**n for n, u in enumerate("kMGTP", 1)},
+    **{u + "i": 1 << (10 * n) for n, u in enumerate("KMGTPE", 1)},
+    **{u: 1000**n for n, u in enumerate("kMGTPE", 1)},
 }
 
 
@@ -41,6 +44,16 @@ def parse_size_bytes(text: str) -> int:
     if not match:
         raise ValueError(f"{text!r} is not a size; use a form like 512Mi or 10Gi")
     return int(match[1]) * _BYTES[match[2]]
+
+
+def parse_quantity(text: str) -> Fraction:
+    """Return a quantity of Kubernetes, such as `500m`, `2`, `1.5Gi` or `1e3`. Raises
+    `ValueError`."""
+    match = _QUANTITY.match(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a quantity; use a form like 500m, 2 or 10Gi")
+    number, unit = Fraction(match[1]), match[2]
+    return number * (_FRACTIONS.get(unit) or _BYTES[unit or None])
 
 
 def format_size(size: int) -> str:
