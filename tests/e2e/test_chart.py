@@ -484,17 +484,41 @@ def test_the_role_of_drivers_outlives_the_release(
         assert bound == [(kind, [f"{kind.lower()}s"], ["shoal-spark-driver"])] * len(places)
 
 
-def test_labels_and_annotations_are_added_and_replace_none_of_the_charts() -> None:
+#: Values with which the chart has an object of each kind that it may have.
+EVERYTHING: dict[str, Any] = {
+    **USER,
+    **OPEN,
+    "replicas": 2,
+    "demo.enabled": True,
+    "console.ingress": {"enabled": True, "host": "queues.example", "annotations": {"a": "own"}},
+    "console.kubernetes": {"enabled": True},
+    "console.masks": [{"topics": "*", "fields": ["card"]}],
+    "metrics.podMonitor.enabled": True,
+    "metrics.prometheusRule.enabled": True,
+    "metrics.grafanaDashboard": {"enabled": True, "annotations": {"a": "own"}},
+}
+
+
+@pytest.mark.parametrize("watched", [["one"], []])
+def test_labels_and_annotations_are_added_and_replace_none_of_the_charts(
+    watched: list[str],
+) -> None:
     of_team = {"team": "queues", "app.kubernetes.io/name": "mine"}
-    more = {"podLabels": {"mesh": "off"}, "annotations": {"reloader": "on"}}
-    made = template(commonLabels=of_team, **more, **USER, **OPEN, watchNamespaces=["one"])
+    more = {"podLabels": {"mesh": "off"}, "annotations": {"a": "own"}}
+    notes = {"owner": "queues", "a": "common", "helm.sh/hook": "pre-install"}
+    values = {"commonLabels": of_team, "commonAnnotations": notes, "watchNamespaces": watched}
+    made = template(**EVERYTHING, **more, **values)
     for manifest in made:
-        labels = manifest["metadata"]["labels"]
-        is_test = manifest["metadata"]["name"].endswith("-test")
-        assert is_test or labels["team"] == "queues", manifest["metadata"]["name"]
-        assert labels["app.kubernetes.io/name"] != "mine"
+        meta, name = manifest["metadata"], manifest["metadata"]["name"]
+        is_test = name.endswith("-test")
+        assert is_test or meta["labels"]["team"] == "queues", name
+        assert meta["labels"]["app.kubernetes.io/name"] != "mine"
+        assert meta["annotations"]["owner"] == "queues", name
+        has_own = manifest["kind"] == "Ingress" or name in ("shoal-operator-dashboard",)
+        has_own |= (manifest["kind"], name) == ("Deployment", "shoal-operator")
+        assert meta["annotations"]["a"] == ("own" if has_own else "common"), name
+        assert not is_test or meta["annotations"]["helm.sh/hook"] == "test"
     operator = named(made)["Deployment", "shoal-system", "shoal-operator"]
-    assert operator["metadata"]["annotations"] == {"reloader": "on"}
     pod_labels = operator["spec"]["template"]["metadata"]["labels"]
     assert (pod_labels["team"], pod_labels["mesh"]) == ("queues", "off")
     assert operator["spec"]["selector"]["matchLabels"].items() <= pod_labels.items()
@@ -544,9 +568,43 @@ def test_the_pods_are_placed_and_secured_as_the_values_say() -> None:
         assert context["readOnlyRootFilesystem"] is True
 
 
+def test_the_operator_may_be_in_the_network_of_its_node() -> None:
+    """Names of the cluster still resolve there, and a single node has room for one such pod."""
+    values = {"hostNetwork": True, "updateStrategy": {"type": "Recreate"}}
+    aliases = [{"ip": "192.0.2.7", "hostnames": ["api.example"]}]
+    made = named(template(**values, hostAliases=aliases))
+    operator = made["Deployment", "shoal-system", "shoal-operator"]["spec"]
+    pod = operator["template"]["spec"]
+    assert operator["strategy"] == {"type": "Recreate"}
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert pod["hostAliases"] == aliases
+    (own,) = (m for m in template(**values, dnsPolicy="Default") if m["kind"] == "Deployment")
+    assert own["spec"]["template"]["spec"]["dnsPolicy"] == "Default"
+
+
+@pytest.mark.parametrize("tls", ["", "http"])
+def test_prometheus_relabels_what_it_scrapes(tls: str) -> None:
+    rule = {"action": "labeldrop", "regex": "pod"}
+    monitor = {"enabled": True, "brokersPerPod": 2}
+    monitor |= {"relabelings": [rule], "metricRelabelings": [rule]}
+    values = {"metrics.podMonitor": monitor, "metrics.tls.secretName": tls}
+    ends = [
+        end
+        for manifest in template(**values)
+        if manifest["kind"] == "PodMonitor"
+        for end in manifest["spec"]["podMetricsEndpoints"]
+    ]
+    assert [end["port"] for end in ends] == ["metrics", "metrics-1"] + ["metrics"] * bool(tls)
+    for end in ends:
+        assert end["relabelings"] == end["metricRelabelings"] == [rule]
+        assert (end["path"], end["honorLabels"]) == ("/metrics", True)
+
+
 def test_without_values_no_field_is_there_that_means_nothing() -> None:
     (operator,) = (m for m in template() if m["kind"] == "Deployment")
     assert "annotations" not in operator["metadata"]
+    assert "strategy" not in operator["spec"]
     pod = operator["spec"]["template"]["spec"]
-    assert pod.keys().isdisjoint({"topologySpreadConstraints", "dnsPolicy", "dnsConfig"})
+    absent = {"topologySpreadConstraints", "dnsPolicy", "dnsConfig", "hostNetwork", "hostAliases"}
+    assert pod.keys().isdisjoint(absent)
     assert "--log-level=INFO" in pod["containers"][0]["args"]

@@ -27,6 +27,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ merge (include "shoal.labels" . | fromYaml) .Values.podLabels | toYaml }}
 {{- end }}
 
+{{- /* Annotations of an object, from the root and its own ones, which the common ones never replace. */}}
+{{- define "shoal.annotations" -}}
+{{- with merge (deepCopy (index . 1)) (index . 0).Values.commonAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "shoal.watchNamespaces" -}}
 {{ tpl (toJson .Values.watchNamespaces) . }}
 {{- end }}
