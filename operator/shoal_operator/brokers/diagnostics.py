@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator import clock
+from shoal_operator.brokers import pod_causes
 from shoal_operator.model.quantities import parse_size_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 #: Free space below which a volume is nearly full or full: a part of it, or bytes if that is less.
 NEARLY_FULL, FULL = 0.1, 0.01
@@ -25,51 +26,9 @@ STARTED_SECONDS_MAX = 10.0
 ENDED_SECONDS_MAX = 30.0
 NO_SPACE = "No space left on device"
 OOM_KILLED = "OOMKilled"
-_PULL = (
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "ErrImageNeverPull",
-    "InvalidImageName",
-    "RegistryUnavailable",
-    "ImageInspectError",
-)
-#: Reasons of events about volumes of a pod.
-_MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-#: Reasons of warnings about a pod that starts which say nothing that its status does not: of the
-#: scheduler, of images and of probes.
-_OF_STATUS = (
-    "FailedScheduling",
-    "Failed",
-    "BackOff",
-    "InspectFailed",
-    "FailedToRetrieveImagePullSecret",
-    "Unhealthy",
-    "DNSConfigForming",
-)
 #: Words before the reason why the kubelet has ended a container.
 _KILLING_PROBES = ("Liveness probe failed", "Startup probe failed")
-#: What to do about a pod that a node has ended or has not taken, by its reason.
-_FAILURES = {
-    "Evicted": "Free what is short there, or set requests that say what the pod needs.",
-    "Preempting": "Give the pod a higher priority, or its node more room.",
-}
-_LOST = (
-    "Check the node. Once it is off for good, add the taint "
-    "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to it, which releases its pods and "
-    "volumes."
-)
-#: Words of the API server about a pod or claim that it refuses, and the remedy.
-_REFUSALS = (
-    ("exceeded quota", "Raise the ResourceQuota, or ask for less."),
-    ("must specify", "The ResourceQuota needs requests and limits: set them in the spec."),
-    ("per Container", "Stay within the namespace's LimitRange."),
-    ("per Pod", "Stay within the namespace's LimitRange."),
-    ("per PersistentVolumeClaim", "Stay within the namespace's LimitRange."),
-    ("no PriorityClass", "Create the PriorityClass, or correct priorityClassName."),
-    ("violates PodSecurity", "Set the securityContext that the message names in the template."),
-    ("serviceaccount", "Create the ServiceAccount, or correct serviceAccountName."),
-    ("admission webhook", "Ask the owner of the webhook."),
-)
+_LOST = f"Check the node. {pod_causes.OUT_OF_SERVICE}"
 
 
 class PodRole(NamedTuple):
@@ -121,7 +80,7 @@ def diagnose_pods(
         if diagnosis:
             return diagnosis
     of_probes = _diagnose_probes(pods, events) if role is CONSUMER else None
-    of_nodes = (diagnosis for pod in pods if (diagnosis := _diagnose_node(pod)))
+    of_nodes = (diagnosis for pod in pods if (diagnosis := _diagnose_node(pod, events)))
     return _diagnose_events(pods, events) or of_probes or next(of_nodes, None)
 
 
@@ -133,11 +92,11 @@ def _diagnose_failed(pod: Mapping[str, Any]) -> Diagnosis | None:
         return None
     node = pod.get("spec", {}).get("nodeName", "")
     message = status.get("message", "").strip().rstrip(".")
-    remedy = _FAILURES.get(reason, f"Check the node {node}.")
+    remedy = pod_causes.find_remedy(pod_causes.FAILURES, reason, f"Check the node {node}.")
     return Diagnosis("PodFailed", f"{name}, on the node {node}: {reason}: {message}. {remedy}")
 
 
-def _diagnose_node(pod: Mapping[str, Any]) -> Diagnosis | None:
+def _diagnose_node(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
     """Return why a pod whose containers are ready is not ready itself, or why it does not end."""
     meta, node = pod["metadata"], pod.get("spec", {}).get("nodeName", "")
     name, deleted = meta["name"], meta.get("deletionTimestamp")
@@ -147,6 +106,9 @@ def _diagnose_node(pod: Mapping[str, Any]) -> Diagnosis | None:
         if finalizers := ", ".join(meta.get("finalizers", [])):
             text = f"{name} is deleted, and its finalizers keep it: {finalizers}. "
             return Diagnosis("PodNotEnded", f"{text}Check the controller that removes them.")
+        if said := _find_event(name, events, pod_causes.END_EVENTS):
+            text = f"{name} is deleted, and its node {node} has not ended it: {said}. "
+            return Diagnosis("PodNotEnded", f"{text}Check the container runtime there.")
         text = f"{name} is deleted, and its node {node} has not ended it. "
         return Diagnosis("NodeLost", text + _LOST)
     states = {state["type"]: state for state in pod.get("status", {}).get("conditions", [])}
@@ -186,7 +148,7 @@ def _diagnose_containers(
         code = last.get("exitCode")
         exited = f" (exit code {code})" if code is not None else ""
         text = f"{subject}: {reason}{exited} {message}".rstrip()
-        if reason in _PULL:
+        if reason in pod_causes.IMAGE_REASONS:
             return Diagnosis("ImageNotPulled", text)
         if NO_SPACE in message:
             return Diagnosis("DiskFull", f"{text} Raise spec.storage.size.")
@@ -194,6 +156,14 @@ def _diagnose_containers(
             text = f"{text} {probe}. Correct the probe, or give the program more time."
         return Diagnosis("BrokerFails" if role is BROKER else "ConsumerFails", text)
     return None
+
+
+def _find_event(name: str, events: Sequence[Mapping[str, Any]], reasons: Collection[str]) -> str:
+    """Return the message of the newest warning about a pod with one of these reasons."""
+    for event in sorted(events, key=_get_time, reverse=True):
+        if event["involvedObject"]["name"] == name and event.get("reason") in reasons:
+            return str(event.get("message", "")).strip().rstrip(".")
+    return ""
 
 
 def _find_killing_probe(name: str, events: Sequence[Mapping[str, Any]]) -> str:
@@ -261,15 +231,16 @@ def _diagnose_events(
         name, reason = involved["name"], event.get("reason", "")
         if reason == "FailedCreate":
             return diagnose_refusal(involved["kind"], name, text)
-        if name not in starting or reason in _OF_STATUS:
+        if name not in starting or reason in pod_causes.STATUS_REASONS:
             continue
-        if reason in _MOUNT:
-            remedy = "Create what the message names, or remove the volume from the template."
-            return Diagnosis("VolumeNotMounted", f"{name}: {text.rstrip('.')}. {remedy}")
+        text = text.rstrip(".")
+        if usual := pod_causes.VOLUME_EVENTS.get(reason):
+            remedy = pod_causes.find_remedy(pod_causes.VOLUMES, text, usual)
+            return Diagnosis("VolumeNotMounted", f"{name}: {text}. {remedy}")
         created = starting[name]
         if not created or clock.count_seconds_since(created) > STARTED_SECONDS_MAX:
-            remedy = "Check its node, and the network plugin there."
-            return Diagnosis("PodNotStarted", f"{name}: {text.rstrip('.')}. {remedy}")
+            remedy = pod_causes.START_EVENTS.get(reason, pod_causes.NODE_REMEDY)
+            return Diagnosis("PodNotStarted", f"{name}: {text}. {remedy}")
     return None
 
 
@@ -279,7 +250,7 @@ def _get_time(event: Mapping[str, Any]) -> str:
 
 def diagnose_refusal(kind: str, name: str, message: str) -> Diagnosis:
     """Return what is wrong with a pod or claim of this object that the API server refuses."""
-    remedy = next((remedy for words, remedy in _REFUSALS if words in message), "")
+    remedy = pod_causes.find_remedy(pod_causes.REFUSALS, message)
     return Diagnosis("PodRefused", f"{kind} {name}: {message.rstrip('.')}. {remedy}".rstrip())
 
 
@@ -308,7 +279,12 @@ def _diagnose_scheduling(
                 cause = _find_provisioning_failure(claim, events)
                 text = f"{name}: {message}; volume claim {claim['metadata']['name']} is pending"
                 return Diagnosis("VolumeNotBound", f"{text}: {cause}")
-        return Diagnosis("Unschedulable", f"{name}: {message}")
+        if gates := pod.get("spec", {}).get("schedulingGates", []):
+            gate_names = ", ".join(gate["name"] for gate in gates)
+            text = f"{name}: {message}: {gate_names}. Check the controllers that remove them."
+            return Diagnosis("Unschedulable", text)
+        remedies = pod_causes.list_remedies(pod_causes.UNSCHEDULABLE, message)
+        return Diagnosis("Unschedulable", f"{name}: {message}. {remedies}".rstrip())
     return None
 
 
