@@ -18,3 +18,9 @@ def count_seconds_since(stamp: str) -> float:
     """Return the seconds since an RFC 3339 time, at least 0."""
     moment = datetime.datetime.fromisoformat(stamp)
     return max(0.0, (datetime.datetime.now(datetime.UTC) - moment).total_seconds())
+
+
+def parse_time_ms(text: str) -> int:
+    """Return an RFC 3339 time as milliseconds since the epoch. The API server also accepts small
+    letters in it."""
+    return int(datetime.datetime.fromisoformat(text.upper()).timestamp() * 1000)

@@ -585,7 +585,7 @@ def test_the_operator_may_be_in_the_network_of_its_node() -> None:
 @pytest.mark.parametrize("tls", ["", "http"])
 def test_prometheus_relabels_what_it_scrapes(tls: str) -> None:
     rule = {"action": "labeldrop", "regex": "pod"}
-    monitor = {"enabled": True, "brokersPerPod": 2}
+    monitor: dict[str, Any] = {"enabled": True, "brokersPerPod": 2}
     monitor |= {"relabelings": [rule], "metricRelabelings": [rule]}
     values = {"metrics.podMonitor": monitor, "metrics.tls.secretName": tls}
     ends = [

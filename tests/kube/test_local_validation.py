@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from e2e.test_topics_and_groups import BAD
-from e2e.test_trial import load
+from e2e.test_trial import DEFAULTS, load
 from kube import test_bounds, test_broker_template, test_ephemeral, test_node_pools
 from kube.custom_resources import Taken, take
 from kube.test_custom_resources import (
@@ -18,6 +18,7 @@ from kube.test_custom_resources import (
     examples,
     queue_cluster,
 )
+from shoal_operator import clock
 from shoal_operator.kube.kube import KubeError
 from shoal_operator.local.definitions import load_definitions
 from shoal_operator.local.validation import find_violations, prepare
@@ -118,6 +119,42 @@ def test_bad_manifests_of_the_suite_get_the_same_messages() -> None:
     answers = take(manifest if old is None else (old, manifest) for old, manifest in cases)
     for (old, manifest), taken in zip(cases, answers, strict=True):
         assert_same(manifest, taken, old)
+
+
+#: Texts that are times for Go, for Python, for both or for neither.
+TIMES = (
+    *("2026-01-01T08:00:00Z", "2026-01-01t08:00:00z", "2026-01-01T08:00:00.5+01:00", "soon", ""),
+    *("2026-01-01T08:00:00,5Z", "2026-01-01T08:00:00x5Z", "2026-01-01T08:00:00ZTx", "2026-01-01"),
+    *(
+        "2026-01-01T08:00:00",
+        "2026-01-01 08:00:00Z",
+        "2026-13-01T08:00:00Z",
+        "2026-02-30T08:00:00Z",
+    ),
+    *("2026-01-01T24:00:00Z", "2026-01-01T08:00:60Z", "2026-01-01T08:00:00+99:00", "20260101T08Z"),
+    *("0000-01-01T08:00:00Z", "0000-02-29T08:00:00Z", "0001-02-29T08:00:00Z"),
+)
+
+
+def test_times_are_the_same_for_the_api_server() -> None:
+    """And each one that it takes is a time for the operator."""
+    redrive = DEFAULTS["Redrive"]
+    manifests: list[Manifest] = [
+        {
+            "apiVersion": names.API_VERSION,
+            "kind": "Redrive",
+            "metadata": {"name": "at", "namespace": "n"},
+            "spec": redrive | {"letters": {"since": text}},
+        }
+        for text in TIMES
+    ]
+    accepted = 0
+    for manifest, taken in zip(manifests, take(manifests), strict=True):
+        assert list_refusals(manifest) == sorted(taken.errors)
+        if not taken.errors:
+            accepted += 1
+            assert clock.parse_time_ms(manifest["spec"]["letters"]["since"]) > 10**12
+    assert accepted == 4
 
 
 def test_changes_get_the_same_messages() -> None:

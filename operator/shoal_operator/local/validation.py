@@ -8,6 +8,7 @@ jsonschema-rs checks the schema and `cel` evaluates the rules. The messages are 
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 import re
 import sys
@@ -44,6 +45,8 @@ _NAME_TEXT = (
     "'.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used "
     "for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 )
+_DATE_TIME = "date-time"
+_TIME = re.compile(r"([0-9]{2}):([0-9]{2}):([0-9]{2})(.[0-9]+)?(z|([+-][0-9]{2}:[0-9]{2}))$")
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 #: What this machine reads of an object of any kind: metadata, and what a Secret or ConfigMap has.
 _COMMON = {
@@ -173,7 +176,21 @@ _PATTERNS: dict[str, str] = {}
 
 @cache
 def _make_validator(_: str, schema: str) -> jsonschema_rs.Draft4Validator:
-    return jsonschema_rs.Draft4Validator(_convert(json.loads(schema)))
+    return jsonschema_rs.Draft4Validator(
+        _convert(json.loads(schema)), validate_formats=True, formats={_DATE_TIME: _is_date_time}
+    )
+
+
+def _is_date_time(text: str) -> bool:
+    """Return whether the API server takes a text for a time (`IsDateTime` of go-openapi/strfmt)."""
+    date, *rest = text.lower().split("t")
+    try:
+        datetime.date.fromisoformat(date)
+    except ValueError:
+        # Go has a year 0.
+        return date.startswith("0000-") and bool(rest) and _is_date_time(f"0004{text[4:]}")
+    match = _TIME.match(rest[0]) if rest and len(date) == len("2026-01-01") else None
+    return match is not None and match[1] <= "23" and match[2] <= "59" and match[3] <= "59"
 
 
 def _convert(schema: Any) -> Any:
@@ -192,6 +209,8 @@ def _convert(schema: Any) -> Any:
         for name, value in schema.items()
         if name not in ("format", "description") and not name.startswith("x-kubernetes")
     }
+    if schema.get("format") == _DATE_TIME:
+        converted["format"] = _DATE_TIME
     if isinstance(schema.get("pattern"), str):
         pattern = re.sub(r"(?<!\\)(\[\^?)\]", r"\1\\]", schema["pattern"])
         converted["pattern"] = pattern
@@ -265,6 +284,9 @@ def _describe_error(error: Any) -> Violation:
         types = ",".join(error.kind.types)
         text = f'Invalid value: "{_get_type(value)}": {path} in body must be of type {types}: '
         return Violation(path, f'{text}"{_get_type(value)}"', keyword)
+    if keyword == "format":
+        text = f"{path} in body must be of type {error.kind.format}: {_quote(value)}"
+        return Violation(path, f"Invalid value: {_quote(value)}: {text}", keyword)
     if keyword == "maxLength":
         return Violation(path, f"Too long: may not be more than {limit} bytes", keyword)
     if keyword in ("maxItems", "maxProperties"):

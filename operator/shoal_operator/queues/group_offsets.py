@@ -7,9 +7,9 @@ topics exist, at the place that `spec.startOffset` names.
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING
 
+from shoal_operator import clock
 from shoal_operator.brokers.broker_states import EARLIEST, LATEST, StartSpec
 from shoal_operator.model.quantities import parse_duration_ms
 
@@ -75,5 +75,5 @@ def parse_reset_target(reset: ShareGroupSpecReset) -> int | StartSpec:
     if reset["to"] == "Offset":
         return int(reset["offset"])
     if reset["to"] == "Time":
-        return StartSpec(int(datetime.datetime.fromisoformat(reset["time"]).timestamp() * 1000))
+        return StartSpec(clock.parse_time_ms(reset["time"]))
     return EARLIEST if reset["to"] == "Earliest" else LATEST

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from shoal.dead_letters.records import DeadLetterFilter
 from shoal.dead_letters.redrive import RedrivePlan
 
+from shoal_operator import clock
 from shoal_operator.kube.conditions import Verdict
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def build_plan(resource: resources.Redrive, started: str = "") -> RedrivePlan:
     """
     spec = resource["spec"]
     dead_letters = spec.get("letters", {})
-    deadlines = [_parse_ms(dead_letters["until"])] if "until" in dead_letters else []
+    deadlines = [clock.parse_time_ms(dead_letters["until"])] if "until" in dead_letters else []
     if started:
         # Times in a status are whole seconds.
-        deadlines.append(_parse_ms(started) + 1000)
+        deadlines.append(clock.parse_time_ms(started) + 1000)
     return RedrivePlan(
         spec["topic"],
         spec.get("to") or None,
@@ -58,7 +58,9 @@ def build_plan(resource: resources.Redrive, started: str = "") -> RedrivePlan:
             source_topics=dead_letters.get("sourceTopics", []),
             keys=[key.encode() for key in dead_letters.get("keys", [])],
             headers={h["name"]: _encode_value(h) for h in dead_letters.get("headers", [])},
-            since_ms=_parse_ms(dead_letters["since"]) if "since" in dead_letters else None,
+            since_ms=clock.parse_time_ms(dead_letters["since"])
+            if "since" in dead_letters
+            else None,
             until_ms=min(deadlines, default=None),
             partitions=dead_letters.get("partitions", []),
         ),
@@ -178,7 +180,3 @@ def _is_dry(resource: resources.Redrive) -> bool:
 
 def _encode_value(header: resources.RedriveSpecLettersHeaders) -> bytes | None:
     return header["value"].encode() if "value" in header else None
-
-
-def _parse_ms(stamp: str) -> int:
-    return int(datetime.datetime.fromisoformat(stamp).timestamp() * 1000)
