@@ -21,6 +21,7 @@ from shoal_operator.brokers.idle_members import ANNOTATION, MemberHolding, compu
 from shoal_operator.consumers.reconciler import ShareConsumerReconciler
 from shoal_operator.consumers.scale_targets import OBSERVED_MS_MAX
 from shoal_operator.consumers.scaling import GroupLoad, ScalingHistory, ScalingPolicy, decide
+from shoal_operator.kube.kube import KubeError
 from shoal_operator.kube.reconcile_loop import ReconcileLoop
 from shoal_operator.model import names
 from shoal_operator.queues.group_monitor import GroupMonitor
@@ -118,6 +119,18 @@ def pod(number: int, labels: dict[str, str] = LABELS, ip: str = "") -> dict[str,
     }
 
 
+def warn(reason: str, message: str, kind: str, name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "warning", "namespace": "n"},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "involvedObject": {"kind": kind, "name": name},
+    }
+
+
 def ready(status: dict[str, Any]) -> tuple[bool, str]:
     (found,) = [c for c in status["conditions"] if c["type"] == "Ready"]
     return found["status"] == "True", found["reason"]
@@ -139,6 +152,44 @@ def test_only_the_number_of_replicas_of_the_target_changes(kind: str) -> None:
         status = await shop.look(35)
         assert ready(status) == (True, "Reconciled")
         assert (status["readyReplicas"], status["selector"]) == (4, "app=legacy")
+
+    asyncio.run(scenario())
+
+
+def test_a_target_says_why_its_pods_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its pods, from events about a StatefulSet, and from the conditions of a Deployment, if
+    the operator may read these."""
+    text = 'pods "legacy-0" is forbidden: exceeded quota: q'
+
+    async def refuse(*_: Any) -> None:
+        raise KubeError(403, "deployments.apps is forbidden")
+
+    async def scenario() -> None:
+        for kind in ("Deployment", "StatefulSet"):
+            shop = Shop(scaleTargetRef=TARGET | {"kind": kind})
+            shop.kube.controllers_paused = True
+            shop.deploy(kind)
+            assert ready(await shop.look(35)) == (False, "Scaling")
+            if kind == "StatefulSet":
+                shop.kube.add(warn("FailedCreate", text, kind, "legacy"))
+            else:
+                failed = {"type": "ReplicaFailure", "status": "True", "message": text}
+                shop.of_target()["status"] = {"conditions": [failed]}
+            status = await shop.look(35)
+            assert ready(status) == (False, "PodRefused")
+            (said,) = (c["message"] for c in status["conditions"] if c["type"] == "Ready")
+            assert said.startswith(f"0 of 4 consumers are ready. {kind} legacy: {text}. Raise the")
+            monkeypatch.setattr(shop.kube, "get", refuse)
+            for number in range(4):
+                shop.kube.add(pod(number))
+            unpulled = {"reason": "ErrImagePull", "message": "no such image"}
+            waiting = {"name": "a", "state": {"waiting": unpulled}}
+            status_of_pod = {"phase": "Pending", "containerStatuses": [waiting]}
+            shop.kube.find("Pod", "legacy-3")["status"] = status_of_pod
+            shop.kube.objects.pop(("Event", "warning"), None)
+            assert ready(await shop.look(36)) == (True, "ImageNotPulled")
+            del shop.kube.objects["Pod", "legacy-3"]
+            assert ready(await shop.look(36)) == (True, "Scaling"), "it may not read more"
 
     asyncio.run(scenario())
 

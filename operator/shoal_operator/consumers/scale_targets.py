@@ -12,22 +12,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock
-from shoal_operator.brokers import pods
+from shoal_operator.brokers import diagnostics, pods
 from shoal_operator.consumers import admission
 from shoal_operator.consumers.workloads import (
     ScaleTarget,
     WorkloadState,
+    add_cause,
     decide_application_verdict,
+    diagnose_refused_pods,
     get_age_seconds,
 )
 from shoal_operator.kube.conditions import Verdict
+from shoal_operator.kube.kube import KubeError
 from shoal_operator.kube.store import is_older
 from shoal_operator.model import names
 from shoal_operator.model.consumers import kueue
 from shoal_operator.model.resources.share_consumer import ShareConsumer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from shoal_operator.kube.kube import KubeClient
     from shoal_operator.kube.store import Store
@@ -38,8 +41,14 @@ if TYPE_CHECKING:
 
 API_VERSION = "apps/v1"
 SPARK = "SparkApplication"
+#: Phases of pods that run, or that may say why they do not.
+_ALIVE = ("Pending", "Running")
 #: How long an observation is used again while nothing changes.
 OBSERVED_MS_MAX = 15_000
+
+
+def _format_selector(application: str, role: str) -> str:
+    return f"sparkoperator.k8s.io/app-name={application},spark-role={role}"
 
 
 def make_not_found_verdict(consumer: ShareConsumer) -> Verdict:
@@ -109,11 +118,9 @@ class ScaleTargets:
         application = await self._kube.get(names.SPARK_API, SPARK, ref["name"], meta["namespace"])
         if application is None:
             return None
-        selector = f"sparkoperator.k8s.io/app-name={ref['name']},spark-role=executor"
+        selector = _format_selector(ref["name"], "executor")
         executor_pods, _ = await self._kube.list_snapshot("v1", "Pod", meta["namespace"], selector)
-        alive = [
-            p for p in executor_pods if p.get("status", {}).get("phase") in ("Pending", "Running")
-        ]
+        alive = [p for p in executor_pods if p.get("status", {}).get("phase") in _ALIVE]
         return ScaleTarget(len(alive), alive, selector, application)
 
     async def _observe_scaled(
@@ -156,9 +163,37 @@ class ScaleTargets:
         if target.replicas != replicas or ready < replicas:
             text = f"{ready} of {replicas} consumers are ready."
             verdict = Verdict(ready > 0 or replicas == 0, "Scaling", text, progressing=True)
+            verdict = await self._explain(verdict, ref, meta["namespace"], target.pods)
             # Look again at the next pass.
             self._observed.pop(meta["name"], None)
         return WorkloadState(len(target.pods), ready, target.selector, verdict)
+
+    async def _explain(
+        self,
+        verdict: Verdict,
+        ref: ShareConsumerSpecScaleTargetRef,
+        namespace: str,
+        target_pods: Sequence[Manifest],
+    ) -> Verdict:
+        """Add to the verdict on a target that starts why its pods do not, as far as the operator
+        may read that."""
+        starting = [p for p in target_pods if p.get("status", {}).get("phase") in _ALIVE]
+        involved = [ref["name"], *(pod["metadata"]["name"] for pod in starting)]
+        events = await self._kube.list_warnings(namespace, involved)
+        diagnosis = diagnostics.diagnose_pods(starting, (), events, role=diagnostics.CONSUMER)
+        if diagnosis is None and ref["kind"] == "Deployment":
+            diagnosis = diagnose_refused_pods(await self._read_deployment(ref["name"], namespace))
+        return add_cause(verdict, diagnosis) if diagnosis else verdict
+
+    async def _read_deployment(self, name: str, namespace: str) -> Manifest:
+        """Return a Deployment; an empty object without the permission, which the operator has only
+        if it may create some (`workloads.deployment` of the chart)."""
+        try:
+            return await self._kube.get(API_VERSION, "Deployment", name, namespace) or {}
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            return {}
 
     async def _apply_application(
         self, consumer: ShareConsumer, target: ScaleTarget, application: Manifest, replicas: int
@@ -167,6 +202,7 @@ class ScaleTargets:
 
         In a queue of Kueue, that field is Kueue's.
         """
+        ref, meta = consumer["spec"]["scaleTargetRef"], consumer["metadata"]
         suspend, queued = replicas == 0, bool(kueue.get_queue(application))
         if not queued and bool(application["spec"].get("suspend")) != suspend:
             changed = await self._kube.merge(application, {"spec": {"suspend": suspend}})
@@ -176,6 +212,12 @@ class ScaleTargets:
         verdict = decide_application_verdict(
             application, replicas, running, "", get_age_seconds(application)
         )
+        if verdict.reason in ("Scaling", "ApplicationStarting"):
+            drivers, _ = await self._kube.list_snapshot(
+                "v1", "Pod", meta["namespace"], _format_selector(ref["name"], "driver")
+            )
+            own_pods = [*drivers, *target.pods]
+            verdict = await self._explain(verdict, ref, meta["namespace"], own_pods)
         if verdict.reason == "Scaling":
             text = f"{verdict.message} Its driver requests them if it has SHOAL_SCALE_URL."
             verdict = replace(verdict, message=text)
@@ -183,5 +225,5 @@ class ScaleTargets:
             subject = "The SparkApplication waits"
             verdict = await admission.explain(self._kube, waiting, subject=subject, ready=0)
         if verdict.progressing:
-            self._observed.pop(consumer["metadata"]["name"], None)
+            self._observed.pop(meta["name"], None)
         return WorkloadState(len(target.pods), running, target.selector, verdict, state)

@@ -174,8 +174,8 @@ class WorkloadManager:
         if ready < replicas:
             text = f"{ready} of {replicas} consumers are ready."
             verdict = Verdict(ready > 0, "Scaling", text, progressing=True)
-            if refused := _diagnose_refusal(have):
-                verdict = _add_cause(verdict, refused)
+            if refused := diagnose_refused_pods(have):
+                verdict = add_cause(verdict, refused)
             verdict = await self._explain(verdict, consumer, labels)
             pods = self._list_pods(consumer["metadata"]["namespace"], labels)
             if waiting := kueue.list_waiting(pods):
@@ -205,7 +205,7 @@ class WorkloadManager:
         involved = [*creators, *(pod["metadata"]["name"] for pod in pods)]
         events = await self._kube.list_warnings(namespace, involved)
         diagnosis = diagnostics.diagnose_pods(pods, (), events, role=diagnostics.CONSUMER)
-        return _add_cause(verdict, diagnosis) if diagnosis else verdict
+        return add_cause(verdict, diagnosis) if diagnosis else verdict
 
     def observe_deployment(self, consumer: ShareConsumer) -> ScaleTarget:
         """Return the Deployment of a ShareConsumer as it is."""
@@ -305,7 +305,7 @@ class WorkloadManager:
         diagnosis = await missing_executors.explain(
             self._kube, meta["namespace"], driver, needs, missing
         )
-        return _add_cause(verdict, diagnosis)
+        return add_cause(verdict, diagnosis)
 
     async def _remove_application(
         self, meta: Manifest, selector: Mapping[str, str]
@@ -392,12 +392,13 @@ def _must_replace(want: Manifest, have: Manifest) -> bool:
     return moved or have.get("roleRef") != want.get("roleRef")
 
 
-def _add_cause(verdict: Verdict, diagnosis: Diagnosis) -> Verdict:
+def add_cause(verdict: Verdict, diagnosis: Diagnosis) -> Verdict:
+    """Return the verdict on a workload that starts, with the reason why its pods do not."""
     text = f"{verdict.message} {diagnosis.message}"
     return replace(verdict, reason=diagnosis.reason, message=text, alarm=True)
 
 
-def _diagnose_refusal(deployment: Manifest) -> Diagnosis | None:
+def diagnose_refused_pods(deployment: Manifest) -> Diagnosis | None:
     """Return why the pods of a Deployment are refused."""
     for condition in deployment.get("status", {}).get("conditions", []):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
