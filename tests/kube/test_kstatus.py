@@ -45,6 +45,7 @@ AT_WORK = (
     "CertificatePending",
     "ConsumerFails",
     "ConsumerNotReady",
+    "ExecutorsMissing",
     "ImageNotPulled",
     "InitContainerRuns",
     "IssuerNotReady",
