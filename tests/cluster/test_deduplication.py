@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 TOPIC = "jobs"
 IDS = 200
 KILLS = 2
-CONFIGS = {"shoal.deduplication.window.ms": "3600000", "min.insync.replicas": "2"}
+CONFIGS = {
+    "shoal.deduplication.window.ms": "3600000",
+    # A table of 24 ids: most are in files.
+    "shoal.deduplication.memory.bytes": "1024",
+    "min.insync.replicas": "2",
+}
 
 
 class RetryingProducer(threading.Thread):

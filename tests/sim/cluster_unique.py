@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from shoal.record.batch import BatchHeader
 
 TOPIC = "unique"
-CONFIGS = {"shoal.deduplication.window.ms": "3600000"}
+#: A table has 24 ids, and the others are in files.
+CONFIGS = {"shoal.deduplication.window.ms": "3600000", "shoal.deduplication.memory.bytes": "1024"}
 #: Ids that are sent at a time.
 RECENT = 20
 

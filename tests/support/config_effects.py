@@ -467,6 +467,7 @@ test_new_segments_have_their_space_reserved preallocate
 wire/test_deduplication.py
 test_ids_are_known_after_a_restart_and_free_after_the_window shoal.deduplication.window.ms=window
 test_more_ids_than_the_limit_are_refused shoal.deduplication.ids.max
+test_ids_beyond_the_memory_are_in_files shoal.deduplication.memory.bytes
 
 wire/test_group_commit.py
 test_the_topic_decides_over_the_broker shoal.flush.group.commit

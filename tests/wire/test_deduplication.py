@@ -7,6 +7,7 @@ threads, transactions' markers, restarts, and what clients make of the answers.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -204,6 +205,32 @@ def test_ids_are_known_after_a_restart_and_free_after_the_window(broker: ShoalPr
         assert broker.metric("shoal_log_deduplication_ids") == 2
         set_window(client, topic, "1")
         eventually(lambda: produce(topic, ["b"])[0] > 1)
+
+
+def test_ids_beyond_the_memory_are_in_files(broker: ShoalProcess) -> None:
+    """A table of 24 ids is written to a file while the broker serves. Files survive kill -9, and
+    a damaged one is named."""
+    memory = {"shoal.deduplication.memory.bytes": "1024"}
+    names = [f"job {number}" for number in range(200)]
+    options = {"batch.num.messages": 10, "linger.ms": 1}
+    with SyncClient(broker.bootstrap) as client:
+        topic = Topic(client, broker.bootstrap, topic_configs={**UNIQUE, **memory})
+        produce(topic, names, **options)
+        eventually(lambda: broker.metric("shoal_log_deduplication_file_bytes") > 150 * 15)
+        for _ in range(2):
+            assert sorted(produce(topic, names, **options)) == list(range(200))
+            broker.kill9()
+            (path, *_) = Path(broker.data_dir, f"{topic.topic}-0").glob("*.ids")
+            data = bytearray(path.read_bytes())
+            data[7] ^= 1
+            path.write_bytes(data)
+            broker.start()
+        assert sorted(produce(topic, names, **options)) == list(range(200))
+        assert any(path.name in line for line in broker.log)
+        change = ConfigChange("shoal.deduplication.window.ms", "0")
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic.topic)
+        expect(client.run(client.admin.configs.alter({resource: [change]})))
+        eventually(lambda: not [*path.parent.glob("*.ids")])
 
 
 def set_window(client: SyncClient, topic: Topic, window_ms: str) -> None:

@@ -66,7 +66,8 @@ class LogConfig:
     segment_index_bytes: int = 10_485_760
     segment_jitter_ms: int = 0
     segment_ms: int = 604_800_000
-    shoal_deduplication_ids_max: int = 1_000_000
+    shoal_deduplication_ids_max: int = 100_000_000
+    shoal_deduplication_memory_bytes: int = 16 << 20
     shoal_deduplication_window_ms: int = 0
     #: Whether a record is left out if its id is known. Never in a compacted log, which may have
     #: lost the first record with the id.

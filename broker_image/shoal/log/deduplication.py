@@ -11,6 +11,10 @@ by the time index, and follows the log from there. `read` and `note` do that in 
 may run `find_contents` between them in another thread. Until the last step, batches with ids are
 sent back. The owner starts again if the log has changed without this state (`is_current`).
 
+Ids that do not fit into memory are in files (`dedup_store`). The owner runs what `find_work`
+returns, also while the log is read; files of an earlier time shorten that. If a file is damaged,
+the append that needs it is sent back, and the owner starts again without the file (`failure`).
+
 To cut a compressed batch means to expand and to compress it. A batch that is too large for the
 event loop is cut in a worker thread before its append: `find_cut` tells what to leave out, and
 `cut` does it.
@@ -24,7 +28,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.log import resent
 from shoal.log.appends import LogAppendInfo, build_duplicate_info
 from shoal.log.cleaner import drop_records, keep_records
+from shoal.log.dedup_file import CorruptIdFile
 from shoal.log.dedup_index import DedupIndex
+from shoal.log.dedup_store import IdStore, Work, has_room
 from shoal.log.errors import AppendRefused
 from shoal.log.validation import RECORD_ERRORS_MAX, CutBatch, ValidatedBatch, validate
 from shoal.protocol.errors import ErrorCode
@@ -108,7 +114,14 @@ class Deduplication:
         self._end = self._next_offset = log.log_end_offset
         self._position = _find_start(log, now_ms - window_ms)
         self._begin_ms, self._time_ms = now_ms, now_ms - window_ms
-        self.index = DedupIndex(window_ms, self._position)
+        self.index = DedupIndex(
+            window_ms, self._position, log.config.shoal_deduplication_memory_bytes
+        )
+        self.store = IdStore(log)
+        #: Why it has to start again; None if it has not.
+        self.failure: CorruptIdFile | None = None
+        #: Whether the owner is busy with the log or the files.
+        self.is_working = False
         #: Ends of transactions behind the records that the start has still to read.
         self._markers: list[tuple[int, bool]] = []
         #: What `find_cut` has found for the batch that is appended next.
@@ -117,7 +130,7 @@ class Deduplication:
     @property
     def is_ready(self) -> bool:
         """Whether all records of the window are known."""
-        return self._position >= self._end
+        return self._position >= self._end and self.store.is_loaded
 
     @property
     def is_current(self) -> bool:
@@ -126,7 +139,33 @@ class Deduplication:
         return (
             self._next_offset == log.log_end_offset
             and self.index.window_ms == log.config.shoal_deduplication_window_ms
+            and has_room(self.index.base, log.log_end_offset)
         )
+
+    # Work of the owner
+
+    def needs_work(self, now_ms: int) -> bool:
+        """Whether the owner is idle and should not be."""
+        if self.is_working:
+            return False
+        if self.failure is not None or not self.is_ready:
+            return True
+        return self.store.has_work(self.index, now_ms)
+
+    def find_work(self, now_ms: int) -> Work | None:
+        """Return the next work on the files; call `finish_work` when it is done."""
+        return self.store.find_work(self.index, self._position, now_ms)
+
+    def finish_work(self, work: Work) -> None:
+        """Apply work that is done. Raises `OSError`; it is tried again later."""
+        was_loaded = self.store.is_loaded
+        try:
+            work.finish()
+        except CorruptIdFile as error:
+            self.failure = error
+        if not was_loaded and self.index.files:
+            self._position = self.index.files[-1].range.end
+            self._time_ms = min(self.index.last_time_ms, self._begin_ms)
 
     # The start
 
@@ -161,6 +200,15 @@ class Deduplication:
         self, data: Buffer | ValidatedBatch, *, now_ms: int, leader_epoch: int
     ) -> LogAppendInfo:
         """Append what is new of a client's batch. Raises `AppendRefused`."""
+        try:
+            return self._append(data, now_ms, leader_epoch)
+        except CorruptIdFile as error:
+            self.failure = error
+            raise AppendRefused(ErrorCode.not_leader_or_follower, f"{error}. Try again.") from None
+
+    def _append(
+        self, data: Buffer | ValidatedBatch, now_ms: int, leader_epoch: int
+    ) -> LogAppendInfo:
         log = self._log
         batch = data
         if not isinstance(batch, ValidatedBatch):
@@ -202,7 +250,10 @@ class Deduplication:
         ids, header = batch.ids, batch.header
         if not ids or not self.is_ready or not header.attributes & COMPRESSION_MASK:
             return {}
-        known, _ = self._find_known(ids, now_ms)
+        try:
+            known, _ = self._find_known(ids, now_ms)
+        except CorruptIdFile:
+            return {}  # The append meets it as well, and starts again.
         return known if len(known) < header.record_count else {}
 
     def note_coordinator_append(self, data: Buffer) -> None:
@@ -244,6 +295,12 @@ class Deduplication:
         return known, new
 
     def _check_room(self, count: int) -> None:
+        if count and self.index.is_full:
+            raise AppendRefused(
+                ErrorCode.not_leader_or_follower,
+                "Earlier ids are still being written to the disk, and no more fit into memory"
+                " (shoal.deduplication.memory.bytes). Try again.",
+            )
         limit = self._log.config.shoal_deduplication_ids_max
         if count and len(self.index) + count > limit:
             raise AppendRefused(

@@ -28,6 +28,7 @@ from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.log.log import Log
 from shoal.log.segment import LOG
 from shoal.log.uuids import format_uuid, parse_uuid
+from shoal.record.dedup_ids import fix_salt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -43,6 +44,8 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+#: The secret of the digests in files of ids (`dedup_file`), which is our own.
+ID_SALT = ".id-salt"
 DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 #: The contents of `meta.properties`, for people.
@@ -131,6 +134,7 @@ class LogDirectory:
             }
             write_properties(self.storage, self._to_path(META), properties)
         self._adopt(properties, node_id, cluster_id if its_cluster else None)
+        self._fix_salt()
         self.clean = self.storage.exists(self._to_path(CLEAN_SHUTDOWN))
         if self.clean:
             self.stopped_epoch = _parse_stopped_epoch(
@@ -142,6 +146,15 @@ class LogDirectory:
         self._checkpointed_starts = dict(self._log_starts)
         self.high_watermarks = read_offsets(self.storage, self._to_path(HIGH_WATERMARKS))
         self._cleaned = read_offsets(self.storage, self._to_path(CLEANED_OFFSETS))
+
+    def _fix_salt(self) -> None:
+        """Adopt the stored secret of digests, or store that of this process. Raises `OSError`."""
+        path, stored = self._to_path(ID_SALT), b""
+        with contextlib.suppress(FileNotFoundError):
+            stored = self.storage.read_file(path)
+        salt = fix_salt(stored)
+        if salt != stored:
+            self.storage.replace_file(path, salt, sync=False)
 
     def read_meta_properties(self) -> Mapping[str, str] | None:
         """Return `meta.properties`, also before the directory is opened; None without the file.

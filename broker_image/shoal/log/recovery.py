@@ -15,6 +15,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from shoal.log import producer_recovery, rolling, truncation
+from shoal.log.dedup_file import SUFFIX
 from shoal.log.segment import (
     CLEANED,
     DELETED,
@@ -82,6 +83,8 @@ def _finish_swaps(log: LogState, now_ms: int) -> None:
             storage.remove(f"{directory}/{name}")
         elif dot + suffix == SWAP and stem.partition(".")[0] + LOG in cleaned:
             # The .log file was not renamed to .swap, so all original segments are there.
+            storage.remove(f"{directory}/{name}")
+        elif name.endswith(SUFFIX) and not log.config.deduplicates:
             storage.remove(f"{directory}/{name}")
     for name in storage.list_directory(directory):
         if name.endswith(LOG + SWAP) and name[:20].isdigit():

@@ -22,8 +22,7 @@ DEDUP_ID = "shoal.dedup.id"
 #: Bytes of an id's digest. Among 10 million ids, a new one has the digest of another with a
 #: probability of 10^-17.
 DIGEST_SIZE = 10
-#: Unknown to clients, so that nobody makes ids whose digests are alike.
-_SALT = os.urandom(16)
+SALT_SIZE = 16
 
 #: The name of the header as records encode it, behind its length as a zigzag varint.
 _NAME = DEDUP_ID.encode()
@@ -38,9 +37,30 @@ class DedupId(NamedTuple):
     digest: bytes
 
 
+class _Salt:
+    """The secret of this process's digests. Clients do not know it, so nobody makes ids whose
+    digests are alike."""
+
+    def __init__(self) -> None:
+        self.value = os.urandom(SALT_SIZE)
+        self._is_fixed = False
+
+    def fix(self, stored: bytes) -> bytes:
+        """Adopt a stored secret, unless the process has fixed its own before. Return its secret."""
+        if not self._is_fixed and len(stored) == SALT_SIZE:
+            self.value = stored
+        self._is_fixed = True
+        return self.value
+
+
+_salt = _Salt()
+#: Makes the digests those of an earlier process with the secret that it has stored.
+fix_salt = _salt.fix
+
+
 def digest_id(dedup_id: bytes) -> bytes:
-    """Return what the broker compares of an id, until it restarts."""
-    return blake2b(dedup_id, digest_size=DIGEST_SIZE, salt=_SALT).digest()
+    """Return what the broker compares of an id."""
+    return blake2b(dedup_id, digest_size=DIGEST_SIZE, salt=_salt.value).digest()
 
 
 def find_ids(body: Buffer, count: int) -> tuple[DedupId, ...]:

@@ -15,6 +15,7 @@ appended.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.log.appends import AppendOrigin, LogAppendInfo
@@ -123,11 +124,11 @@ class Partition:
         "bytes_appended",
         "bytes_committed",
         "deduplication",
-        "deduplication_begun",
         "fetcher",
         "flush_messages",
         "group_commit",
         "high_watermark",
+        "id_work_requested",
         "index",
         "is_removed",
         "isr",
@@ -165,14 +166,15 @@ class Partition:
         sync_requested: Callable[[Partition], None] | None = None,
         alter_isr: Callable[[Partition, AlterPartition], None] | None = None,
         broker_epoch_of: Callable[[int], int] | None = None,
-        deduplication_begun: Callable[[Partition], None] | None = None,
+        id_work_requested: Callable[[Partition], None] | None = None,
     ) -> None:
         """`high_watermark` is the last known one of a replicated partition.
 
         `sync_requested` asks the disk to sync the log soon. `alter_isr` asks the controller for
         another ISR; `complete_isr_change` or `fail_isr_change` takes the result.
         `broker_epoch_of` returns the epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
-        `deduplication_begun` asks to read the ids of the log into `deduplication`.
+        `id_work_requested` asks for the work of `deduplication`: to read the ids of the log, and to
+        keep those in files that do not fit into memory.
         """
         self.topic, self.topic_id, self.index = topic, topic_id, index
         #: Key of the requests that wait for this partition.
@@ -202,7 +204,7 @@ class Partition:
         self.sync_requested = sync_requested or _fail_without_disk
         self.alter_isr = alter_isr or _fail_without_controller
         self.broker_epoch_of = broker_epoch_of or _reject_broker
-        self.deduplication_begun = deduplication_begun or _read_ids
+        self.id_work_requested = id_work_requested or partial(_work_on_ids, now_ms)
         #: The ids of the log's records, while this replica leads and its topic has a window.
         self.deduplication: Deduplication | None = None
         #: The state of the followers, while this replica leads and has any.
@@ -356,9 +358,13 @@ class Partition:
         deduplication = self.deduplication
         if deduplication is None or not deduplication.is_current:
             deduplication = self.deduplication = Deduplication(self.log, now_ms)
-            self.deduplication_begun(self)
+            self.id_work_requested(self)
         if origin is AppendOrigin.CLIENT:
-            return deduplication.append(data, now_ms=now_ms, leader_epoch=self.leader_epoch)
+            try:
+                return deduplication.append(data, now_ms=now_ms, leader_epoch=self.leader_epoch)
+            finally:
+                if deduplication.needs_work(now_ms):
+                    self.id_work_requested(self)
         appended = self.log.append(
             data, now_ms=now_ms, leader_epoch=self.leader_epoch, origin=origin
         )
@@ -667,12 +673,26 @@ def _reject_broker(_broker_id: int) -> int:
     return NOT_ELIGIBLE
 
 
-def _read_ids(partition: Partition) -> None:
-    """Read the ids of a log at once."""
+def _work_on_ids(now_ms: int, partition: Partition) -> None:
+    """Do all work of the deduplication at once. Raises `OSError` and `CorruptBatch`."""
     deduplication = partition.deduplication
     assert deduplication is not None
-    while not deduplication.is_ready:
-        deduplication.note(find_contents(deduplication.read()))
+    storage = partition.log.storage
+    while deduplication.failure is None:
+        if (work := deduplication.find_work(now_ms)) is not None:
+            while not work.is_done:
+                work.step()
+            deduplication.finish_work(work)
+        elif not deduplication.is_ready:
+            deduplication.note(find_contents(deduplication.read()))
+        else:
+            break
+    if deduplication.failure is not None:
+        storage.remove(deduplication.failure.path)
+        partition.deduplication = None
+    for path in deduplication.index.garbage:
+        storage.remove(path)
+    deduplication.index.garbage.clear()
 
 
 def _fail_without_disk(partition: Partition) -> None:

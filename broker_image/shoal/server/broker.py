@@ -69,7 +69,7 @@ from shoal.server.network.response_limits import ResponseLimits
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import ClientQuotas
 from shoal.server.replication.batch_validator import BatchValidator
-from shoal.server.replication.id_reads import IdReads
+from shoal.server.replication.id_work import IdWork
 from shoal.server.replication.isr_changes import IsrChanges
 from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
@@ -275,15 +275,15 @@ class Broker:
         """Construct the parts of `server.replication`."""
         node, cache = self.node, self.metadata_cache
         isr_changes = IsrChanges(node, cache, self.channel)
-        id_reads = IdReads(node)
+        id_work = IdWork(node)
         self.partitions = Partitions(
             node,
             self.directory,
             purgatory=self.purgatory,
             isr_controller=isr_changes,
-            deduplication_begun=id_reads.begin,
+            id_work_requested=id_work.begin,
         )
-        id_reads.register(self.metrics, self.partitions)
+        id_work.register(self.metrics, self.partitions)
         self.partitions.on_removed(lambda p: self.metrics.forget_topic(p.topic))
         self.range_reads = RangeReads(self.config[CACHE_BYTES])
         self.range_reads.register(self.metrics)

@@ -36,8 +36,8 @@ class DiskExecutor:
         self._loop = loop
         self._log = log
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        # Unlinking a large file is slow, and no sync should wait for it.
-        self._removals = ThreadPoolExecutor(1, thread_name_prefix="removal")
+        # Unlinking a large file is slow, and so is writing one. No sync should wait for it.
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="disk-aside")
         self._due: dict[Partition, None] = {}
         self._round: asyncio.Future[Any] | None = None
         self.rounds_total = self.synced_total = 0
@@ -54,9 +54,13 @@ class DiskExecutor:
         """Run blocking disk work in the worker, between two rounds."""
         return self._loop.run_in_executor(self._executor, call)
 
+    def run_aside(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run slow disk work in a separate worker. What has not begun at `close` is cancelled."""
+        return self._loop.run_in_executor(self._aside, call)
+
     def remove(self, call: Callable[[], None]) -> None:
-        """Remove files in a separate worker. After an error the next start removes them."""
-        work = self._loop.run_in_executor(self._removals, call)
+        """Remove files in the separate worker. After an error the next start removes them."""
+        work = self.run_aside(call)
         work.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def drain(self) -> None:
@@ -66,7 +70,7 @@ class DiskExecutor:
 
     def close(self) -> None:
         self._executor.shutdown()
-        self._removals.shutdown(cancel_futures=True)
+        self._aside.shutdown(cancel_futures=True)
 
     def _start(self) -> None:
         marked = list(islice(self._due, _ROUND_PARTITIONS_MAX))

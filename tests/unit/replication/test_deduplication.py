@@ -279,7 +279,13 @@ def test_until_the_ids_of_the_log_are_read_only_records_without_ids_are_appended
     leader.put(["b"])
     leader.start()
     begun: list[Partition] = []
-    leader.partition.deduplication_begun = begun.append
+
+    def begin(partition: Partition) -> None:
+        assert partition.deduplication is not None
+        partition.deduplication.is_working = True
+        begun.append(partition)
+
+    leader.partition.id_work_requested = begin
     for _ in range(2):
         with pytest.raises(AppendRefused, match="reads the ids") as refused:
             leader.put(["c"])
@@ -309,7 +315,7 @@ def test_a_long_log_is_read_in_steps() -> None:
             steps.append(len(deduplication.read()))
             deduplication.note(find_contents(deduplication.read()))
 
-    leader.partition.deduplication_begun = read
+    leader.partition.id_work_requested = read
     assert [leader.put([f"{number}"]).known_offset for number in range(8)] == list(range(8))
     assert len(steps) >= 3
     assert max(steps) <= STEP_BYTES
@@ -327,7 +333,7 @@ def test_only_the_records_of_the_window_are_read() -> None:
         assert partition.deduplication is not None
         firsts.append(find_contents(partition.deduplication.read())[0].header.base_offset)
 
-    leader.partition.deduplication_begun = read
+    leader.partition.id_work_requested = read
     leader.put([None])
     assert firsts[0] in range(85, 91)
 
@@ -389,12 +395,17 @@ class Twin:
         self._open.clear()
 
 
-@given(BATCHES)
+@given(BATCHES, st.sampled_from([LogConfig().shoal_deduplication_memory_bytes, 200]))
 @settings(max_examples=scale_examples(60))
-def test_every_id_is_in_the_log_once(batches: list[tuple[list[str | None], str, Any, str]]) -> None:
+def test_every_id_is_in_the_log_once(
+    batches: list[tuple[list[str | None], str, Any, str]], memory_bytes: int
+) -> None:
     """Whatever the batches, restarts and transactions: of each id, exactly one record is not
-    aborted, and its offset is what the answers name."""
-    leader, twin = Leader(), Twin()
+    aborted, and its offset is what the answers name. With little memory, most ids are in files."""
+    config = LogConfig(
+        shoal_deduplication_window_ms=WINDOW_MS, shoal_deduplication_memory_bytes=memory_bytes
+    )
+    leader, twin = Leader(config), Twin()
     sequences = {7: 0, 8: 0}
     aborted: set[int] = set()
     for ids, compression, producer, then in batches:

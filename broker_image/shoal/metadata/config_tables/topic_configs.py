@@ -69,9 +69,12 @@ shoal.deduplication.window.ms long 0 0..604800000
     Time for which a partition knows the header shoal.dedup.id of each record. Another record with
     a known id is not appended: its producer gets the offset of the first. 0 means that ids have no
     effect. Not for compacted topics.
-shoal.deduplication.ids.max int 1000000 1..
-    Maximum number of ids that a partition knows. Each takes up to 16 bytes of the leader's memory.
-    Records with more ids within shoal.deduplication.window.ms are refused.
+shoal.deduplication.ids.max int 100000000 1..
+    Maximum number of ids that a partition knows. Records with more ids within
+    shoal.deduplication.window.ms are refused.
+shoal.deduplication.memory.bytes long 16777216 1024..1073741824
+    Memory of the leader for the ids of a partition. Each takes up to 16 bytes. Older ids that do
+    not fit are in files beside the log, with 15 bytes each.
 max.message.bytes int 1048588 0..
     < message.max.bytes
     Maximum size of a record batch after compression.

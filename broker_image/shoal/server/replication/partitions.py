@@ -9,10 +9,12 @@ than `WORK_MAX`, and the next ones do the rest: a topic may have thousands of pa
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.log.config import LogConfig
+from shoal.log.dedup_store import remove_files
 from shoal.log.errors import CorruptLog
 from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import ConfigResourceType, MetadataImage, TopicImage
@@ -62,13 +64,13 @@ class Partitions:
         *,
         purgatory: Purgatory,
         isr_controller: IsrController,
-        deduplication_begun: Callable[[Partition], None] | None = None,
+        id_work_requested: Callable[[Partition], None] | None = None,
     ) -> None:
         self._node = node
         self._directory = directory
         self._purgatory = purgatory
         self._isr_controller = isr_controller
-        self._deduplication_begun = deduplication_begun
+        self._id_work_requested = id_work_requested
         #: Whether a topic here has had a deduplication window since the start.
         self.has_deduplication = False
         self._lag_time_max_ms = LAG_TIME_MAX_MS
@@ -295,7 +297,7 @@ class Partitions:
             sync_requested=self._node.disk.sync_soon,
             alter_isr=self._isr_controller.submit,
             broker_epoch_of=self._isr_controller.get_broker_epoch,
-            deduplication_begun=self._deduplication_begun,
+            id_work_requested=self._id_work_requested,
         )
         partition.on_advance(self._on_advanced)
         partition.on_append(self._on_appended)
@@ -343,8 +345,11 @@ class Partitions:
         for partition in self:
             if partition.topic in names:
                 settings = image.resolve_topic_config(partition.topic)
-                partition.log.config = LogConfig.from_settings(settings)
+                log, deduplicated = partition.log, partition.log.config.deduplicates
+                log.config = LogConfig.from_settings(settings)
                 self._adopt(partition, settings)
+                if deduplicated and not log.config.deduplicates:
+                    self._node.disk.remove(partial(remove_files, log.storage, log.directory))
 
     def _adopt(self, partition: Partition, settings: Mapping[str, Any]) -> None:
         """Apply the topic configs that concern the partition and not its log."""
