@@ -80,7 +80,7 @@ CASES = [
         synced=True,
         duration_s=8.0,
     ),
-    Case("reads_no_ids", ("unique-twice",), 1, 3, ["crash"] * 4, parts=("unique",)),
+    Case("reads_no_ids", ("unique-twice",), 2, 3, ["crash"] * 4, parts=("unique",)),
     Case("forgets_sequences", ("duplicate",), 5, 1, ["broken_connections"] * 10, duration_s=6.0),
     Case("takes_commits_of_old_members", ("offset-regression",), 24, 3, ["client_pause"] * 6),
     Case("keeps_share_state_in_memory", ("share-redelivered",), 1, 1, ["restart"]),
