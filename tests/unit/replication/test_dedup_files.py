@@ -359,6 +359,7 @@ def test_each_step_of_a_merge_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [after - before for before, after in pairwise(sizes)]
     assert sum(map(len, leader.deduplication.index.files)) == 6_145
     assert max(steps) < 600 * 15
+    assert leader.deduplication.index.size_bytes < 65_536
     names = [f"{number} {name}" for number in range(12) for name in (0, 100, 511)]
     assert [leader.put([name]).known_offset for name in names] == [
         1 + 512 * number + name for number in range(12) for name in (0, 100, 511)

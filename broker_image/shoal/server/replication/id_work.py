@@ -75,7 +75,7 @@ class IdWork:
 
     def _step(self, partition: Partition, deduplication: Deduplication) -> None:
         """Do the next part. A failed read begins again with the next produce."""
-        if partition.deduplication is not deduplication:
+        if partition.deduplication is not deduplication or partition.is_removed:
             deduplication.store.abandon()
             return
         self._report_damage(partition, deduplication)
@@ -105,7 +105,8 @@ class IdWork:
     ) -> None:
         if step.cancelled():
             return  # The broker stops.
-        if work.is_done and partition.deduplication is deduplication:
+        is_current = partition.deduplication is deduplication and not partition.is_removed
+        if work.is_done and is_current:
             try:
                 deduplication.finish_work(work)
             except OSError as error:
