@@ -20,9 +20,11 @@ from shoal.client.client import Client
 from shoal.client.errors import KafkaError, expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.queues import queue_settings
+from shoal.schedules import specs
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.kube.kube import KubeError
 from shoal_operator.kube.store import Store
+from shoal_operator.local.definitions import load_definitions
 from shoal_operator.queues.queue_schedules import QueueScheduleReconciler
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
@@ -560,3 +562,10 @@ def test_neighbours_of_a_bad_schedule_continue(
     assert world.condition()["status"] == "True"
     conditions = world.kube.find("QueueSchedule", "a-bad")["status"]["conditions"]
     assert conditions[0]["reason"] == "RequestRefused"
+
+
+def test_the_fields_that_a_file_may_have_are_those_of_the_definition() -> None:
+    schema = load_definitions()["QueueSchedule"].schema
+    fields = schema["properties"]["spec"]["properties"]
+    assert fields.keys() == specs.SPEC_FIELDS
+    assert fields["payload"]["properties"].keys() == specs.PAYLOAD_FIELDS

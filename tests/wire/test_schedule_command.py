@@ -200,6 +200,8 @@ def test_replace_cancels_the_record_before_that_a_member_holds(running: Running)
         ({"schedule": "0 3 * *"}, 2, "QueueSchedule 's': spec.schedule is '0 3 * *'"),
         ({"timeZone": "Mars/Olympus"}, 2, "spec.timeZone is 'Mars/Olympus'"),
         ({"topic": None}, 2, "lacks a field"),
+        ({"timezone": "Asia/Tokyo"}, 2, "spec.timezone is no field"),
+        ({"payload": {"value": "a"}}, 2, "spec.payload.value is no field"),
         ({"concurrencyPolicy": "Never"}, 2, "concurrencyPolicy is 'Never'"),
         ({"concurrencyPolicy": "Forbid"}, 2, "shareGroup names no share group"),
         ({"concurrencyPolicy": "Replace"}, 2, "shareGroup names no share group"),

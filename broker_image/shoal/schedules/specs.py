@@ -27,6 +27,12 @@ _make_cron = lru_cache(20_000)(Cron)
 #: The header with the tick of a record, as RFC 3339 in UTC.
 SCHEDULED_TIME = "shoal.scheduled.time"
 _ALLOW, _FORBID, _REPLACE = "Allow", "Forbid", "Replace"
+#: The fields of `spec`, and those of a header and of a payload, as in the definition.
+SPEC_FIELDS = frozenset(
+    "cluster topic user schedule timeZone concurrencyPolicy shareGroup startingDeadlineSeconds"
+    " suspend jitterSeconds key headers payload".split()
+)
+PAYLOAD_FIELDS = frozenset(("inline", "configMapKeyRef", "secretKeyRef"))
 #: Fields of `spec.payload` that name another object, with the kinds of the objects.
 _REFERENCES = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
 
@@ -111,6 +117,16 @@ def parse_schedule(resource: Mapping[str, Any]) -> Schedule:
         share_group=spec["shareGroup"] if policy != _ALLOW else "",
         replaces=policy == _REPLACE,
     )
+
+
+def check_fields(resource: Mapping[str, Any]) -> None:
+    """Refuse fields that no QueueSchedule has, as kubectl does: `timezone` would mean UTC. Raises
+    `InvalidSchedule`."""
+    spec = resource["spec"]
+    unknown = sorted(set(spec) - SPEC_FIELDS)
+    unknown += sorted(f"payload.{name}" for name in set(spec.get("payload", {})) - PAYLOAD_FIELDS)
+    if unknown:
+        raise InvalidSchedule(f"{unknown[0]} is no field of a QueueSchedule.")
 
 
 def _read_seconds(spec: Mapping[str, Any], field_name: str, seconds_max: int) -> int | None:

@@ -88,6 +88,7 @@ def _load_schedules(manifests: list[Manifest]) -> Iterator[RunningSchedule]:
     for resource in (manifest for manifest in manifests if manifest.get("kind") == specs.KIND):
         name = resource["metadata"].get("name", "")
         try:
+            specs.check_fields(resource)
             schedule = specs.parse_schedule(resource)
             reference = specs.find_reference(resource)
             if reference is None:
