@@ -181,4 +181,4 @@ lock: venv       ## pin all dependencies in tools/locks; LOCK=--upgrade takes th
 	$(INSTALLER) -q uv
 	$(BIN)/python tools/lock.py $(LOCK)
 clean:           ## remove all files that the targets made in the tree
-	rm -rf broker_image/shoal/coordinator/share/_bulk*.so broker_image/shoal/record/_walk*.so $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib bench/kafka-tiered/lib
+	rm -rf broker_image/shoal/coordinator/share/_share_native*.so broker_image/shoal/record/_record_native*.so $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib bench/kafka-tiered/lib

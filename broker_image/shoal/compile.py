@@ -40,9 +40,11 @@ class Target(NamedTuple):
 
 EXTENSIONS = (
     Extension(
-        "Loops of key order", "shoal/coordinator/share/native", "shoal/coordinator/share/_bulk"
+        "Loops of key order",
+        "shoal/coordinator/share/native",
+        "shoal/coordinator/share/_share_native",
     ),
-    Extension("Validation of records", "shoal/record/native", "shoal/record/_walk"),
+    Extension("Validation of records", "shoal/record/native", "shoal/record/_record_native"),
 )
 FLAGS = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 #: A function that this Python does not declare would return an int.

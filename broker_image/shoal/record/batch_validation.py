@@ -1,7 +1,8 @@
 """Validates the encoded records of a batch in one pass.
 
-`validate_records` runs in C if `native/walk.c` is compiled, and as `validate_in_python` otherwise.
-Both return the same result for any input. The environment variable `PURE_PYTHON=1` selects Python.
+`validate_records` runs in C if `native/batch_validation.c` is compiled, and as
+`validate_in_python` otherwise. Both return the same result for any input. The environment variable
+`PURE_PYTHON=1` selects Python.
 The log calls this for each batch that a client produces
 (docs/adr/0051-validate-records-on-produce.md).
 """
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 native: ModuleType | None
 try:
-    from shoal.record import _walk as native  # type: ignore[attr-defined,no-redef]
+    from shoal.record import _record_native as native  # type: ignore[attr-defined,no-redef]
 except ImportError:
     native = None
 if os.environ.get("PURE_PYTHON") or not hasattr(native, "first_header_values"):
@@ -32,7 +33,7 @@ _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 
 
 class Fault(IntEnum):
-    """The first violated rule. The numbers are those of `native/walk.c`."""
+    """The first violated rule. The numbers are those of `native/batch_validation.c`."""
 
     SOUND = 0
     TOO_FEW = 1

@@ -52,7 +52,7 @@ def test_only_the_wheel_of_this_platform_has_compiled_modules(packages: Path) ->
         sorted(Path(name).name.split(".")[0] for name in wheel.namelist() if name.endswith(".so"))
         for wheel in map(zipfile.ZipFile, (compiled, pure))
     ]
-    assert modules == [["_bulk", "_walk"], []]
+    assert modules == [["_share_native", "_record_native"], []]
 
 
 def test_the_source_package_has_no_tests_or_compiled_modules(packages: Path) -> None:

@@ -29,16 +29,17 @@ MACHINE, OF_MACHINE = slice(18, 20), {"x86_64": b"\x3e\0", "aarch64": b"\xb7\0"}
 #: Prints where it runs, and what the modules make of the same drawn bytes.
 COMPUTE = """
 import platform, random
-from shoal.coordinator.share import _bulk
-from shoal.record import _walk
+from shoal.coordinator.share import _share_native
+from shoal.record import _record_native
 
 print(platform.machine())
 draw = random.Random(1)
 for size in range(0, 40_000, 997):
     data = draw.randbytes(size)
-    print(_walk.crc32c(data), _walk.crc32c_by_table(data), _walk.key_hash(data))
-    print(_walk.walk(data, 3, 0, -(2**63), 2**63 - 1, True, 2))
-    print(_bulk.ranges(sorted(set(draw.choices(range(99), k=20)))))
+    print(_record_native.crc32c(data), _record_native.crc32c_by_table(data))
+    print(_record_native.key_hash(data))
+    print(_record_native.walk(data, 3, 0, -(2**63), 2**63 - 1, True, 2))
+    print(_share_native.ranges(sorted(set(draw.choices(range(99), k=20)))))
 """
 
 
@@ -63,8 +64,8 @@ def test_each_other_python_and_machine_has_a_wheel(wheels: Path) -> None:
         with zipfile.ZipFile(find_wheel(wheels, python, machine)) as wheel:
             modules = [name for name in wheel.namelist() if name.endswith(".so")]
             assert sorted(Path(name).name for name in modules) == [
-                f"_bulk{suffix}",
-                f"_walk{suffix}",
+                f"_share_native{suffix}",
+                f"_record_native{suffix}",
             ]
             for name in modules:
                 assert wheel.read(name)[MACHINE] == OF_MACHINE[machine], name

@@ -72,4 +72,10 @@ def test_with_a_compiler_there_is_a_module(folder: Path) -> None:
     said, names = compiled(folder)
     assert said == "Loops of key order: compiled.\nValidation of records: compiled.\n"
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    assert names == [f"_bulk{suffix}", f"_walk{suffix}", "layout.py", "native", "native"]
+    assert names == [
+        f"_share_native{suffix}",
+        f"_record_native{suffix}",
+        "layout.py",
+        "native",
+        "native",
+    ]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 native: ModuleType | None
 try:
-    from shoal.coordinator.share import _bulk as native  # type: ignore[attr-defined,no-redef]
+    from shoal.coordinator.share import _share_native as native  # type: ignore[attr-defined,no-redef]
 except ImportError:
     native = None
 if os.environ.get("PURE_PYTHON") or not hasattr(native, "rewrite_runs"):

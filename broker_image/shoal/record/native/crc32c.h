@@ -1,5 +1,5 @@
 /* CRC-32C (Castagnoli), with the processor's own instruction where there is one. Callers hold the
- * GIL. tests/unit/record/test_walk.py compares it with the package `crc32c`. */
+ * GIL. tests/unit/record/test_batch_validation.py compares it with the package `crc32c`. */
 #ifndef SHOAL_CRC32C_H
 #define SHOAL_CRC32C_H
 #include <stdint.h>

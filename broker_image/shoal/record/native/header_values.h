@@ -1,4 +1,4 @@
-/* The function of `header_values.c` in the module `_walk`. */
+/* The function of `header_values.c` in the module `_record_native`. */
 #ifndef SHOAL_HEADER_VALUES_H
 #define SHOAL_HEADER_VALUES_H
 

@@ -1,4 +1,4 @@
-/* Functions of key ranges in the module `_walk`. */
+/* Functions of key ranges in the module `_record_native`. */
 #ifndef SHOAL_KEY_RANGES_H
 #define SHOAL_KEY_RANGES_H
 #define PY_SSIZE_T_CLEAN

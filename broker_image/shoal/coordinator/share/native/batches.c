@@ -1,5 +1,5 @@
 /* Record batches: their positions in a read, and the keys of their records. */
-#include "bulk.h"
+#include "share_native.h"
 #include <string.h>
 
 /* Compute the key hashes of `count` records from `at` on, 0 for no key. Return 1, or 0 if a record

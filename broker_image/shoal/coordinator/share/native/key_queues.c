@@ -273,7 +273,7 @@ static PyGetSetDef facts[] = {
 
 PyTypeObject key_queues_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "_bulk.KeyQueues",
+    .tp_name = "_share_native.KeyQueues",
     .tp_basicsize = sizeof(Queues),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = queues_new,

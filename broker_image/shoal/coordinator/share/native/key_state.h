@@ -1,7 +1,7 @@
 /* The state of the type `KeyQueues`, and changes of single records: `key_queues.PlainKeyQueues` in
  * two tables of C numbers, without Python objects. Arguments must be exact ints, so that no Python
  * code runs while places are in use. */
-#include "bulk.h"
+#include "share_native.h"
 #include "key_table.h"
 #include "numbers.h"
 

@@ -1,5 +1,5 @@
 /* Lists of ranges: acquired offsets, their bytes in a read, and state batches. */
-#include "bulk.h"
+#include "share_native.h"
 
 /* ranges(offsets) -> [(first, last, 1)]: rising offsets as new deliveries. */
 PyObject *bulk_ranges(PyObject *self, PyObject *offsets)

@@ -1,5 +1,5 @@
 /* The module: its functions by name, and its types. */
-#include "bulk.h"
+#include "share_native.h"
 
 static PyMethodDef methods[] = {
     {"hashes", bulk_hashes, METH_VARARGS, NULL},
@@ -18,9 +18,9 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_bulk", NULL, 0, methods, 0, 0, 0, 0};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_share_native", NULL, 0, methods, 0, 0, 0, 0};
 
-PyMODINIT_FUNC PyInit__bulk(void)
+PyMODINIT_FUNC PyInit__share_native(void)
 {
     PyObject *made = PyModule_Create(&module);
     if (made != NULL && (PyModule_AddType(made, &key_queues_type) < 0 ||

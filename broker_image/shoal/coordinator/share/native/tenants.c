@@ -481,7 +481,7 @@ static PySequenceMethods as_sequence = {.sq_length = (lenfunc)tenants_length};
 
 PyTypeObject tenant_queues_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "_bulk.TenantQueues",
+    .tp_name = "_share_native.TenantQueues",
     .tp_basicsize = sizeof(Tenants),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_as_sequence = &as_sequence,

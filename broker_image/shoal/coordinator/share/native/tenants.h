@@ -1,6 +1,6 @@
 /* The state of the type `TenantQueues`, and changes of single records: what `fair_queue.FairQueue`
  * keeps of a group that is fair and has neither priority nor limits, without Python objects. */
-#include "bulk.h"
+#include "share_native.h"
 #include "key_table.h"
 #include "numbers.h"
 

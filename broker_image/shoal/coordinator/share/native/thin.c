@@ -1,5 +1,5 @@
 /* Batches without the records of other members. */
-#include "bulk.h"
+#include "share_native.h"
 #include "../../../record/native/crc32c.h"
 
 enum { READ_ROOM = 32 * 1024 };

@@ -1,6 +1,6 @@
 /* Changes of many ranges of a window in one pass (`Runs.rewrite`, `bulk.py`), in place. The window's
  * five columns are read and written through the buffer protocol, and resized between. */
-#include "bulk.h"
+#include "share_native.h"
 #include <string.h>
 
 enum { COLUMNS = 5 };

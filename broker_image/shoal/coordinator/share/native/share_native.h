@@ -1,4 +1,4 @@
-/* Declarations of the module `_bulk`: the compiled loops of groups with key order (`compiled.py`).
+/* Declarations of the module `_share_native`: the compiled loops of groups with key order (`compiled.py`).
  * Python code beside each call does the same. A function keeps no state. If it returns None, it has
  * changed nothing, and the caller uses the Python code. The type `KeyQueues` has a Python class
  * beside it; each share partition uses one of the two.  */

@@ -1,5 +1,5 @@
-/* The module `_walk` validates the encoded records of a batch in one pass. `walker.in_python` does
- * the same in Python, and tests/unit/record/test_walk.py compares them. `sound` recognises a whole
+/* The module `_record_native` validates the encoded records of a batch in one pass. `batch_validation.in_python` does
+ * the same in Python, and tests/unit/record/test_batch_validation.py compares them. `sound` recognises a whole
  * batch that is stored as it came; tests/unit/record/test_sound_batches.py compares it with the long way.
  * `key_ranges.c` has the functions of key ranges, and `header_values.c` finds headers. The end of the record or of the data bounds every
  * read. Sums of timestamps wrap in unsigned arithmetic. A size is compared
@@ -305,9 +305,9 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_walk", NULL, 0, methods, 0, 0, 0, 0};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_record_native", NULL, 0, methods, 0, 0, 0, 0};
 
-PyMODINIT_FUNC PyInit__walk(void)
+PyMODINIT_FUNC PyInit__record_native(void)
 {
     return PyModule_Create(&module);
 }
