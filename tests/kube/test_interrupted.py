@@ -275,6 +275,21 @@ def test_a_dynamic_config_that_somebody_else_changes_is_set_again(broker: ShoalP
     asyncio.run(world.settle())
 
 
+def test_a_cluster_always_has_a_min_insync_replicas(broker: ShoalProcess) -> None:
+    """The brokers refuse to unset it, and the stored one hides those of their files."""
+    world, everyone = World(broker), ConfigResource(ConfigResourceType.BROKER, "")
+
+    def read_value(config: Mapping[str, str]) -> str | None:
+        world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
+        asyncio.run(world.settle())
+        with SyncClient(broker.bootstrap) as client:
+            configs = expect(client.run(client.admin.configs.describe([everyone])))[everyone]
+        return configs["min.insync.replicas"].value
+
+    assert [read_value(c) for c in ({}, {"min.insync.replicas": "2"}, {})] == ["1", "2", "1"]
+    assert not world.event_messages("ConfigRefused")
+
+
 def test_a_refused_dynamic_config_keeps_no_other_from_taking_effect(broker: ShoalProcess) -> None:
     """Drift is repaired beside it, too."""
     world = World(broker)

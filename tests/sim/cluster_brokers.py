@@ -172,7 +172,9 @@ class SimCluster:
         count: int,
         configs: Mapping[str, str] | None = None,
         voters: Sequence[int] = (),
+        own_configs: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
+        """`own_configs` are further configs of single brokers, by id."""
         self.kernel = kernel
         self.network = Network(kernel)
         replicas, min_isr = min(count, 3), 1 if count == 1 else 2
@@ -193,7 +195,8 @@ class SimCluster:
         self.brokers = {}
         for id in range(1, count + 1):
             role = {"process.roles": "broker"} if voters and id not in voters else {}
-            self.brokers[id] = BrokerMachine(kernel, self.network, id, {**shared, **role})
+            own = {**shared, **role, **(own_configs or {}).get(id, {})}
+            self.brokers[id] = BrokerMachine(kernel, self.network, id, own)
         self.clients: list[Machine] = []
         #: Whether acknowledged records are on disk.
         self.synced = False

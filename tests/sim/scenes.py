@@ -230,10 +230,11 @@ def scene(
     brokers: int = 3,
     configs: Mapping[str, str] | None = None,
     voters: Sequence[int] = (),
+    own_configs: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Iterator[Scene]:
     """A cluster of `count` brokers, once they serve. Its trace is printed if the test fails."""
     kernel = Kernel(seed, keep_trace=True)
-    cluster = SimCluster(kernel, brokers, configs, voters)
+    cluster = SimCluster(kernel, brokers, configs, voters, own_configs)
     try:
         for broker in cluster.brokers.values():
             broker.start()

@@ -297,6 +297,25 @@ def test_unclean_elections_are_looked_for(interval_ms: str, elected: bool) -> No
         assert (cluster.leader("work", 0, controller.id) == second.id) == elected
 
 
+def test_files_with_another_min_insync_replicas_lose_no_record() -> None:
+    """min.insync.replicas: the controller keeps broker 2 eligible while the ISR is smaller than its
+    own number. The leader's file says that it may commit alone, which broker 2 then lacks."""
+    files = {1: {"min.insync.replicas": "1"}, 3: {"min.insync.replicas": "2"}}
+    with scene(voters=(3,), own_configs=files) as cluster:
+        first, second = (cluster.cluster.brokers[id] for id in (1, 2))
+        topic_id = cluster.make_topic("work", [1, 2])
+        second.stop()
+        cluster.until(lambda: cluster.partition("work", 0, 1).isr == (1,), "a single one")
+        cluster.until(lambda: second.process is None, "its end")
+        row = cluster.produce(1, topic_id, timeout_ms=1_000).result().responses[0]
+        refusal = row.partition_responses[0].error_code
+        first.crash()
+        second.start()
+        cluster.until(lambda: second.ready and cluster.leader("work", 0, 3) == 2, "a new leader")
+        assert bool(refusal) or cluster.partition("work", 0, 2).log.log_end_offset == 1
+        assert refusal == ErrorCode.not_enough_replicas
+
+
 @pytest.mark.parametrize("interval_ms", [500, 2_000])
 def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: int) -> None:
     """broker.heartbeat.interval.ms"""

@@ -10,13 +10,21 @@ from collections import Counter
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.metadata import broker_rules, client_metrics, configs, listener_configs, names
+from shoal.metadata import (
+    broker_rules,
+    client_metrics,
+    configs,
+    listener_configs,
+    min_insync_replicas,
+    names,
+)
 from shoal.metadata.brokers import CORDON_LEVEL
 from shoal.metadata.config_keys import ConfigError, ConfigKey, ConfigScope, ConfigType, format_value
 from shoal.metadata.configs import GROUP, TOPIC, ConfigLayers
 from shoal.metadata.controller import ControllerResult
 from shoal.metadata.image import ConfigResourceType, MetadataImage
-from shoal.metadata.partition_changes import ELR_FEATURE, end_eligibility
+from shoal.metadata.min_insync_replicas import MIN_ISR
+from shoal.metadata.partition_changes import end_eligibility
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ErrorCode
 
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
 
     from shoal.protocol.responses import topics as responses
 
-_MIN_ISR = "min.insync.replicas"
 #: Bytes of a config's text: more fit into no string of a response.
 VALUE_BYTES_MAX = 32_767
 
@@ -123,6 +130,8 @@ def _alter(
     if check is None:
         raise _build_invalid_error(f"Unknown resource type {alteration.resource_type}")
     check(image, alteration.resource_name, after)
+    if alteration.resource_type == ConfigResourceType.BROKER:
+        _check_min_isr(image, alteration, before, after)
     touched = {**before, **after} if not incremental else dict.fromkeys(changed)
     records = [
         MetadataRecord(
@@ -143,7 +152,7 @@ def _alter(
             and name in after
         )
     ]
-    if before.get(_MIN_ISR) != after.get(_MIN_ISR):
+    if before.get(MIN_ISR) != after.get(MIN_ISR):
         records += _end_eligibility(image, alteration, after)
     return records
 
@@ -155,14 +164,11 @@ def _end_eligibility(
     kind, name = alteration.key
     if kind == ConfigResourceType.TOPIC:
         values = {**image.resolve_topic_config(""), **configs.parse(TOPIC, after)}
-        yield from end_eligibility(image.topics[name], values[_MIN_ISR])
+        yield from end_eligibility(image.topics[name], values[MIN_ISR])
     elif not name:
-        own, _, static = image.layers
-        values = configs.resolve_broker_values(ConfigLayers(own, after, static))
-        for _, topic in sorted(image.topics.items()):
-            topic_configs = image.configs.get((ConfigResourceType.TOPIC, topic.name), configs.NONE)
-            if _MIN_ISR not in topic_configs:
-                yield from end_eligibility(topic, values[_MIN_ISR])
+        layers = ConfigLayers(configs.NONE, after, image.scope.static)
+        min_isr = configs.resolve_broker_values(layers)[MIN_ISR]
+        yield from min_insync_replicas.end_eligibility_by_default(image, min_isr)
 
 
 def apply_alteration(
@@ -207,11 +213,16 @@ def _apply_operation(
         raise _build_invalid_error(f"Unknown operations type {change.operation}")
     key = _find_key(resource_type, change.name)
     assert change.value is not None
+    if key is None and resource_type == ConfigResourceType.BROKER:
+        message = f"Unknown config name: {change.name}"
+        raise _AlterationRefused(ErrorCode.invalid_config, message)
     if key is None or key.type is not ConfigType.LIST:
+        operation = AlterConfigOperation(change.operation).name
         raise _AlterationRefused(
             ErrorCode.invalid_config,
-            f"Can't {AlterConfigOperation(change.operation).name} to key {change.name} because its "
-            "type is not LIST.",
+            f"Config value {operation.lower()} is not allowed for config key: {change.name}"
+            if resource_type == ConfigResourceType.BROKER
+            else f"Can't {operation} to key {change.name} because its type is not LIST.",
         )
     if present is None:
         present = format_value(_find_default(image, resource_type, change.name)) or ""
@@ -379,7 +390,7 @@ def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> 
         raise _build_invalid_error(
             f"Cannot update these configs at default cluster level: {', '.join(single)}"
         )
-    _check_features(image, name, after)
+    _check_features(image, after)
     own, default, static = image.layers
     layers = ConfigLayers(after, default, static) if name else ConfigLayers(own, after, static)
     reason = broker_rules.find_contradiction(configs.resolve_broker_values(layers))
@@ -387,7 +398,7 @@ def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> 
         raise _build_invalid_error(reason)
 
 
-def _check_features(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
+def _check_features(image: MetadataImage, after: Mapping[str, str]) -> None:
     """Check the configs that the cluster's features restrict."""
     level = image.features.get("metadata.version", 0)
     if broker_rules.CORDONED in after and level < CORDON_LEVEL:
@@ -396,14 +407,21 @@ def _check_features(image: MetadataImage, name: str, after: Mapping[str, str]) -
             f"The {broker_rules.CORDONED} configuration value cannot be set because it requires"
             " metadata.version >= 4.3-IV0",
         )
-    before = image.configs.get((ConfigResourceType.BROKER, name), configs.NONE)
-    alters = _MIN_ISR in after and after[_MIN_ISR] != before.get(_MIN_ISR)
-    if name and alters and image.features.get(ELR_FEATURE, 0):
-        # The controller and each leader would count with another number.
-        raise _AlterationRefused(
-            ErrorCode.invalid_config,
-            f"Broker-level {_MIN_ISR} cannot be altered while ELR is enabled.",
-        )
+
+
+def _check_min_isr(
+    image: MetadataImage,
+    alteration: ConfigAlteration,
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+) -> None:
+    """Keep the cluster's one min.insync.replicas."""
+    changed = before.keys() - after.keys()
+    if alteration.resource_name:
+        changed |= {change.name for change in alteration.changes}
+    refusal = min_insync_replicas.find_refusal(image, alteration.resource_name, changed)
+    if refusal is not None:
+        raise _AlterationRefused(ErrorCode.invalid_config, refusal)
 
 
 def _check_group(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:

@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shoal.metadata import configs, min_insync_replicas
+from shoal.metadata.image import ImageScope, MetadataImage
+from shoal.metadata.partition_changes import ELR_FEATURE
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.feature_levels import RELEASE_FEATURES, SECURITY_FEATURE
@@ -20,7 +23,8 @@ from shoal.protocol.feature_levels import RELEASE_FEATURES, SECURITY_FEATURE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.metadata.image import BrokerImage, MetadataImage
+    from shoal.metadata.configs import Texts
+    from shoal.metadata.image import BrokerImage
 
 METADATA_VERSION = 33
 #: Number of producer ids that a broker allocates at a time (KIP-730).
@@ -51,13 +55,29 @@ class ControllerResult:
     response: Any = field(default=None)
 
 
-def bootstrap(records: Sequence[MetadataRecord] = ()) -> ControllerResult:
-    """Return the first records of a new cluster: its features, and then `records`."""
+def bootstrap(
+    records: Sequence[MetadataRecord] = (), *, static: Texts = configs.NONE
+) -> ControllerResult:
+    """Return the first records of a new cluster: its features, the min.insync.replicas of `static`,
+    which is the controller's file, if the cluster needs a single one, and then `records`."""
     features = [
         MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
         for name, level in INITIAL_FEATURES.items()
     ]
+    if INITIAL_FEATURES[ELR_FEATURE]:
+        features += min_insync_replicas.unify(MetadataImage(ImageScope(static=static)))
     return ControllerResult([*features, *records])
+
+
+def complete(image: MetadataImage) -> ControllerResult:
+    """Return the records that the metadata of an earlier release lacks."""
+    if not min_insync_replicas.is_missing(image):
+        return ControllerResult()
+    records = min_insync_replicas.unify(image)
+    min_isr = min_insync_replicas.resolve_static(image)
+    return ControllerResult(
+        [*records, *min_insync_replicas.end_eligibility_by_default(image, min_isr)]
+    )
 
 
 def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -> ControllerResult:
@@ -148,6 +168,9 @@ def update_features(
         elif level != image.features.get(name, 0):
             fields = {"name": name, "feature_level": level}
             records.append(MetadataRecord("FeatureLevelRecord", fields))
+            if name == ELR_FEATURE and level:
+                records += min_insync_replicas.unify(image)
+                records += min_insync_replicas.end_eligibility_everywhere(image)
     return ControllerResult([] if errors or validate_only else records, errors)
 
 

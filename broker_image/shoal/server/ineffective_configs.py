@@ -12,6 +12,7 @@ from shoal.metadata import listener_configs
 from shoal.metadata.config_keys import ConfigEffect
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Table, find_without_effect
 from shoal.metadata.image import ConfigResourceType, MetadataImage
+from shoal.metadata.min_insync_replicas import MIN_ISR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,6 +46,19 @@ def _find_ineffective(table: Table, config_names: Iterable[str]) -> list[str]:
         and key.effect is ConfigEffect.ACCEPTED
     ]
     return sorted([*find_without_effect(table, names), *overrides])
+
+
+def describe_hidden_min_isr(image: MetadataImage) -> str:
+    """Return a sentence if the cluster's min.insync.replicas hides another one of this broker's
+    file or flags, or an empty string."""
+    text = image.scope.static.get(MIN_ISR)
+    ours, cluster_wide = BROKER[MIN_ISR].read(text), image.broker_config[MIN_ISR]
+    if text is None or ours == cluster_wide:
+        return ""
+    return (
+        f"The cluster has {MIN_ISR}={cluster_wide}, which hides this broker's {MIN_ISR}={ours}."
+        f" `shoal configs set broker default {MIN_ISR}={ours}` changes it."
+    )
 
 
 def format_sentence(names: list[str]) -> str:

@@ -143,6 +143,9 @@ def _announce(broker: Broker, took: str, say: Callable[[str], None]) -> None:
     if ineffective:
         broker.log.warning("settings without effect", type="broker", settings=ineffective)
         say(ineffective_configs.format_sentence(ineffective))
+    hidden = ineffective_configs.describe_hidden_min_isr(broker.image)
+    if hidden:
+        say(hidden)
     if batch_validation.native is None:
         remedy = f"with a C compiler, `{sys.executable} -m shoal.compile` makes them"
         say(f"Records are validated in Python, which is slower than compiled modules: {remedy}.")

@@ -234,6 +234,8 @@ def _find_migration_refusal(cluster: QueueCluster) -> Verdict | None:
 def compute_config_changes(cluster: QueueCluster, state: ClusterState) -> dict[str, str | None]:
     """Return the dynamic broker configs to set, or to unset with None."""
     want = broker_config.select_dynamic(cluster)
+    if broker_config.MIN_ISR in state.dynamic_config:
+        want.setdefault(broker_config.MIN_ISR, broker_config.compute_min_isr(cluster))
     changes: dict[str, str | None] = {
         k: v for k, v in want.items() if state.dynamic_config.get(k) != v
     }

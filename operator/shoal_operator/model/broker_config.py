@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: Consumers that send their rack read from a replica there (KIP-392).
 REPLICA_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+#: A config that brokers store cluster-wide from their start on (KIP-966). It hides the one of their
+#: files, and nobody may unset it.
+MIN_ISR = "min.insync.replicas"
 #: UUID namespace of generated cluster ids.
 NAMESPACE = uuid.UUID("6f0c5d5e-5f0b-5f39-9f0e-3a8d2f1c7b44")
 
@@ -212,6 +215,17 @@ def select_dynamic(cluster: QueueCluster) -> dict[str, str]:
     return dict(sorted(configs.items()))
 
 
+def _compute_replication(cluster: QueueCluster) -> int:
+    """Return the replicas of a topic that asks for no number."""
+    # Replicas in one pod would fail together, so pods count, not brokers.
+    return min(len(node_pools.list_broker_pods(cluster)), 3)
+
+
+def compute_min_isr(cluster: QueueCluster) -> str:
+    """Return min.insync.replicas of a cluster whose spec does not say it."""
+    return str(max(1, _compute_replication(cluster) - 1))
+
+
 def select_static(cluster: QueueCluster) -> dict[str, str]:
     """Return the configs of the spec that brokers read when they start."""
     return {k: v for k, v in cluster["spec"].get("config", {}).items() if k not in DYNAMIC}
@@ -261,8 +275,7 @@ def format_properties(
     ports = listener_ports | {
         controller.name.upper(): controller.port for controller in controllers
     }
-    # Replicas in one pod would fail together, so pods count, not brokers.
-    replication = min(len(node_pools.list_broker_pods(cluster)), 3)
+    replication = _compute_replication(cluster)
     # Only brokers in slot 0 are controllers.
     listening = listener_ports if slot else ports
     if pool.is_controller:
@@ -283,7 +296,7 @@ def format_properties(
         "transaction.state.log.replication.factor": str(replication),
         "transaction.state.log.min.isr": str(max(1, replication - 1)),
         "default.replication.factor": str(replication),
-        "min.insync.replicas": str(max(1, replication - 1)),
+        MIN_ISR: compute_min_isr(cluster),
     }
     if pool.is_controller:
         # A node may only name a listener that it has.

@@ -163,6 +163,14 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
     eventually(lambda: any("settings without effect" in line for line in broker.log))
     (logged,) = [line for line in broker.log if "settings without effect" in line]
     assert "num.io.threads" in logged
+    # The cluster has got the number of its first start.
+    broker.stop()
+    broker.configs["min.insync.replicas"] = "2"
+    broker.start()
+    assert (
+        "The cluster has min.insync.replicas=1, which hides this broker's min.insync.replicas=2."
+        " `shoal configs set broker default min.insync.replicas=2` changes it."
+    ) in broker.log
     assert "log.retention.ms" not in logged
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t")

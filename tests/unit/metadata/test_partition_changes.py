@@ -1,6 +1,7 @@
 """Leaders, in-sync replicas and eligible replicas (KIP-455, KIP-497, KIP-966)."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -340,3 +341,51 @@ def test_with_fewer_that_have_to_be_in_sync_nobody_else_is_eligible(
     assert cluster.partition.leader == -1
     cluster.join(1)
     assert cluster.partition.leader == 1
+
+
+def read_min_isr(image: MetadataImage) -> dict[str, str]:
+    """Return what each resource of brokers sets, by its name."""
+    name = "min.insync.replicas"
+    return {key[1]: own[name] for key, own in image.configs.items() if key[0] == 4 and name in own}
+
+
+def turn_eligibility(cluster: Cluster, level: int) -> None:
+    kind = controller.UPGRADE if level else controller.SAFE_DOWNGRADE
+    updates = [("eligible.leader.replicas.version", level, kind)]
+    answer = cluster.do(controller.update_features(cluster.image, updates, validate_only=False))
+    assert answer.response == {}
+
+
+def test_metadata_of_an_earlier_release_gets_one_min_insync_replicas() -> None:
+    """The controller's file has it. Those that no longer may lead are not eligible then."""
+    cluster = Cluster(2)
+    cluster.create([1, 2])
+    raised = alterations.ConfigAlteration(
+        4, "", [alterations.ConfigChange("min.insync.replicas", "2")]
+    )
+    cluster.do(alterations.alter_configs(cluster.image, [raised], incremental=True))
+    cluster.fence(2)
+    assert cluster.partition.eligible_leader_replicas == (2,)
+    assert not controller.complete(cluster.image).records
+    earlier = {k: {} if k == (4, "") else v for k, v in cluster.image.configs.items()}
+    for static, eligible in (("2", (2,)), ("1", ())):
+        scope = ImageScope(1, {"min.insync.replicas": static})
+        cluster.image = replace(cluster.image, configs=earlier, scope=scope)
+        cluster.do(controller.complete(cluster.image))
+        assert read_min_isr(cluster.image) == {"": static}
+        assert cluster.partition.eligible_leader_replicas == eligible
+
+
+def test_replicas_that_were_eligible_before_the_feature_was_off_are_not_afterwards() -> None:
+    """Meanwhile, the leader's broker may have had a lower min.insync.replicas."""
+    cluster = Cluster(2)
+    cluster.create([1, 2], min_insync_replicas="2")
+    cluster.fence(2)
+    turn_eligibility(cluster, 0)
+    assert cluster.partition.eligible_leader_replicas == (2,)
+    change = alterations.ConfigChange("min.insync.replicas", "1")
+    own = alterations.ConfigAlteration(4, "1", [change])
+    cluster.do(alterations.alter_configs(cluster.image, [own], incremental=True))
+    turn_eligibility(cluster, 1)
+    assert read_min_isr(cluster.image) == {"": "1"}
+    assert (cluster.partition.isr, cluster.partition.eligible_leader_replicas) == ((1,), ())

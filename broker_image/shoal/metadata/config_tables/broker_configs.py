@@ -221,7 +221,9 @@ num.partitions int 1 1..
 default.replication.factor int 1 -
     Replicas of a new topic if its creator sets no number.
 min.insync.replicas int 1 1.. cluster-wide
-    In-sync replicas, including the leader, that a write with acks=all needs.
+    In-sync replicas, including the leader, that a write with acks=all needs. A new cluster stores
+    the value of its first controller for all brokers. Change it there afterwards, since those of
+    files and flags have no effect then.
 message.max.bytes int 1048588 0.. cluster-wide
     Maximum size of a record batch after compression.
 compression.type string producer uncompressed|zstd|lz4|snappy|gzip|producer cluster-wide

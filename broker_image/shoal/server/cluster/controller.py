@@ -131,7 +131,7 @@ class Controller:
         for id, broker in metadata.newest.brokers.items():
             if not broker.fenced:
                 self._probe(id)
-        if not metadata.newest.features:
+        if metadata.begin(metadata.newest).records:
             self._submit(metadata.begin)
 
     def _submit(self, decide: Callable[[MetadataImage], ControllerResult]) -> asyncio.Future[Any]:

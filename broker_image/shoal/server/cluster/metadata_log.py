@@ -123,8 +123,11 @@ class MetadataLog:
             answer.result()
 
     def begin(self, image: MetadataImage) -> ControllerResult:
-        """Return the first records of a new cluster; none for an existing one."""
-        return ControllerResult() if image.features else controller.bootstrap(self.first_records)
+        """Return the first records of a new cluster, or those that an earlier release did not
+        write."""
+        if image.features:
+            return controller.complete(image)
+        return controller.bootstrap(self.first_records, static=image.scope.static)
 
     @overload
     def submit(self, decide: Decide) -> asyncio.Future[Any]: ...
