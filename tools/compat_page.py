@@ -247,11 +247,6 @@ Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acqui
 never does, because it delivers a larger batch in parts. If you lower the limit, Shoal delivers even
 released records only within it, but Kafka does not limit those.
 
-## Voters that are added
-
-A client of AddRaftVoter 1 may ask for the answer before the new voter is committed
-(`AckWhenCommitted=false`), as Kafka's joining controllers do. Shoal always answers when it is.
-
 ## Security on listeners of controllers
 
 Kafka lists DescribeUserScramCredentials and DescribeDelegationToken on listeners of controllers. It

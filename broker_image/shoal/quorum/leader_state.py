@@ -42,10 +42,11 @@ class DelayedFetch(NamedTuple):
 
 
 class PendingVoters(NamedTuple):
-    """A change of the voters that waits for its commit: the offset of its record, its request."""
+    """A change of the voters that waits for its commit: the offset of its record, and its request
+    unless that is answered."""
 
     offset: int
-    message: RaftMessage
+    message: RaftMessage | None
 
 
 class LeaderState:

@@ -4,7 +4,8 @@ A change begins once a record of the leader's own epoch and the previous change 
 Otherwise two sets without a common majority could be in force. Until then the request waits, as
 long as the leader leads; Kafka refuses it. A new voter must have caught up, so that it does not
 delay commits. A change is refused if the majority of the new set does not fetch at present: the
-set could not commit itself. The response waits for the commit.
+set could not commit itself. The response waits for the commit, unless a client that adds a voter
+asks for it as soon as the leader has the record.
 """
 
 from __future__ import annotations
@@ -60,7 +61,11 @@ def change_voters(
     except _ChangeRefused as refused:
         _answer(raft, message, refused.error, refused.message)
         return False
-    leader.pending_voters = PendingVoters(append_voters(raft, leader, voters), message)
+    offset = append_voters(raft, leader, voters)
+    may_wait = not isinstance(request, AddRaftVoterRequest) or request.ack_when_committed
+    leader.pending_voters = PendingVoters(offset, message if may_wait else None)
+    if not may_wait:
+        _answer(raft, message)
     return True
 
 
@@ -159,7 +164,8 @@ def finish_committed_change(raft: Replica, leader: LeaderState) -> bool:
     pending = leader.pending_voters
     if pending is not None and pending.offset < raft.high_watermark:
         leader.pending_voters = None
-        _answer(raft, pending.message)
+        if pending.message is not None:
+            _answer(raft, pending.message)
     if raft.voters.latest_offset < raft.high_watermark and not raft.is_voter:
         raft.resign()
     while leader is raft.leader_state and leader.waiting_changes and _may_change(raft, leader):
@@ -171,7 +177,7 @@ def finish_committed_change(raft: Replica, leader: LeaderState) -> bool:
 def fail_waiting(raft: Replica, leader: LeaderState) -> None:
     """Refuse the changes that wait: the epoch is over."""
     waiting = [message for message, _ in leader.waiting_changes]
-    if leader.pending_voters is not None:
+    if leader.pending_voters is not None and leader.pending_voters.message is not None:
         waiting.insert(0, leader.pending_voters.message)
     text = "The leader changed before the new voters were committed."
     for message in waiting:

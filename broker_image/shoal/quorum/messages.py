@@ -131,7 +131,10 @@ class FetchSnapshotResponse:
 
 @dataclass(frozen=True, slots=True)
 class AddRaftVoterRequest:
+    """The answer waits for the commit if `ack_when_committed`, else only for the leader's log."""
+
     voter: Voter
+    ack_when_committed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def _build_add_voter(body: AddRaftVoterRequest) -> Fields:
     return _build_voter(voter.key) | {
         "timeout_ms": 30_000,
         "listeners": [e._asdict() for e in voter.endpoints],
-        "ack_when_committed": True,
+        "ack_when_committed": body.ack_when_committed,
     }
 
 
@@ -305,7 +305,9 @@ def _read_fetch_snapshot(entity: Any) -> tuple[int, Request]:
 
 
 def _read_add(entity: Any) -> tuple[int, Request]:
-    return CLIENT, AddRaftVoterRequest(Voter(_read_key(entity), _read_endpoints(entity)))
+    voter = Voter(_read_key(entity), _read_endpoints(entity))
+    # Version 0 lacks the field.
+    return CLIENT, AddRaftVoterRequest(voter, getattr(entity, "ack_when_committed", True))
 
 
 def _read_remove(entity: Any) -> tuple[int, Request]:

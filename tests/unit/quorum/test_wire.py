@@ -39,6 +39,7 @@ REQUESTS: list[tuple[int, Request]] = [
     (1, FetchRequest(ONE, 5, 10, 4, 9, 500)),
     (1, FetchSnapshotRequest(ONE, 5, LEAST, 100, 1000)),
     (-1, AddRaftVoterRequest(VOTER)),
+    (-1, AddRaftVoterRequest(VOTER, ack_when_committed=False)),
     (-1, RemoveRaftVoterRequest(TWO)),
     (-1, UpdateRaftVoterRequest(5, VOTER)),
 ]
@@ -52,7 +53,7 @@ RESPONSES: list[tuple[Request, Response]] = [
     (REQUESTS[4][1], FetchResponse(5, 1, 9, snapshot_id=LEAST)),
     (REQUESTS[4][1], FetchResponse(5, None, error=ErrorCode.not_leader_or_follower)),
     (REQUESTS[5][1], FetchSnapshotResponse(5, 1, LEAST, 300, 100, b"part")),
-    (REQUESTS[8][1], RaftVoterResponse(5, 1, ErrorCode.voter_not_found)),
+    (REQUESTS[9][1], RaftVoterResponse(5, 1, ErrorCode.voter_not_found)),
 ]
 
 
