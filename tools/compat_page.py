@@ -247,6 +247,12 @@ Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acqui
 never does, because it delivers a larger batch in parts. If you lower the limit, Shoal delivers even
 released records only within it, but Kafka does not limit those.
 
+## Minimum of in-sync replicas of internal topics
+
+`transaction.state.log.min.isr`, `share.coordinator.state.topic.min.isr` and
+`rlmm.config.remote.log.metadata.topic.min.isr` count up to one less than the replicas, and at
+least 1, so that the loss of one broker stops no coordinator. Kafka takes the values as they are.
+
 ## Security on listeners of controllers
 
 Kafka lists DescribeUserScramCredentials and DescribeDelegationToken on listeners of controllers. It

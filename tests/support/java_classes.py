@@ -57,7 +57,7 @@ def java(*words: str, heap: str = "256m") -> list[str]:
 def _find(name: str) -> tuple[str, str]:
     """Return the class path and the main class of a class of Kafka's, or of our source file."""
     # Each class path begins with the one of its archive.
-    path = f"{LIBRARY}/*" if name == SERVER else f"{LIBRARY}/*:{_compiled()}"
+    path = f"{LIBRARY}/*" if name == SERVER else f"{LIBRARY}/*:{find_compiled()}"
     return path, Path(name).stem if name.endswith(".java") else name
 
 
@@ -86,7 +86,7 @@ def lock(name: str) -> Iterator[None]:
 
 
 @functools.cache
-def _compiled() -> Path:
+def find_compiled() -> Path:
     """Return the jar of all sources in `tests/compat`, and make it first if there is none."""
     jar = MADE / f"sources-{_hash_of_sources()}.jar"
     with lock("sources"):

@@ -393,9 +393,11 @@ def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> 
     _check_features(image, after)
     own, default, static = image.layers
     layers = ConfigLayers(after, default, static) if name else ConfigLayers(own, after, static)
-    reason = broker_rules.find_contradiction(configs.resolve_broker_values(layers))
-    if reason is not None and not broker_rules.find_contradiction(image.broker_config):
-        raise _build_invalid_error(reason)
+    values = configs.resolve_broker_values(layers)
+    for find_reason in (broker_rules.find_contradiction, broker_rules.find_retention_error):
+        reason = find_reason(values)
+        if reason is not None and not find_reason(image.broker_config):
+            raise _build_invalid_error(reason)
 
 
 def _check_features(image: MetadataImage, after: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.metadata.config_keys import ConfigError
 from shoal.metadata.configs import GROUP, TOPIC, Values, resolve_inherited
 
 if TYPE_CHECKING:
@@ -56,6 +57,42 @@ def _find_contradictions(values: Values) -> Iterator[str]:
     for name in ("group.consumer.assignors", "group.share.assignors"):
         if not values[name]:
             yield f"{name} must not be empty"
+
+
+def find_retention_error(values: Values) -> str | None:
+    """Return why these brokers' defaults of tiered topics contradict each other, or None. Kafka
+    checks them when configs are altered, and not when a broker starts."""
+    inherited = resolve_inherited(TOPIC, values)
+    errors = [_find_local_error(values, inherited, unit) for unit in ("ms", "bytes")]
+    errors += [_find_lag_error(values, inherited, unit) for unit in ("ms", "bytes")]
+    error = next(filter(None, errors), None)
+    if error is None:
+        return None
+    return (
+        f"Invalid value org.apache.kafka.common.config.ConfigException: {error} for configuration"
+        " Invalid dynamic configuration"
+    )
+
+
+def _find_local_error(values: Values, inherited: Values, unit: str) -> ConfigError | None:
+    name, total = f"log.local.retention.{unit}", inherited[f"retention.{unit}"]
+    local = values[name]
+    if local == -2 or total == -1 or 0 <= local <= total:
+        return None
+    if local == -1:
+        reason = f"Value must not be -1 as log.retention.{unit} value is set as {total}."
+    else:
+        reason = f"Value must not be more than log.retention.{unit} property value: {total}"
+    return ConfigError(name, local, reason)
+
+
+def _find_lag_error(values: Values, inherited: Values, unit: str) -> ConfigError | None:
+    name, local = f"log.remote.copy.lag.{unit}", values[f"log.local.retention.{unit}"]
+    kept = inherited[f"retention.{unit}"] if local == -2 else local
+    if not 0 <= kept < values[name]:
+        return None
+    reason = f"Value must not exceed log.local.retention.{unit} (effective value: {kept})"
+    return ConfigError(name, values[name], reason)
 
 
 def find_foreign_cordon(values: Values) -> str | None:

@@ -376,6 +376,33 @@ def test_a_resource_is_altered_whole_or_not_at_all(image: MetadataImage) -> None
     assert after is image
 
 
+@pytest.mark.parametrize("unit", ["ms", "bytes"])
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("local.retention", "-1", "Value must not be -1 as log.retention.{} value is set as 9."),
+        ("local.retention", "10", "Value must not be more than log.retention.{} property value: 9"),
+        (
+            "remote.copy.lag",
+            "10",
+            "Value must not exceed log.local.retention.{} (effective value: 9)",
+        ),
+        ("local.retention", "9", ""),
+        ("remote.copy.lag", "9", ""),
+    ],
+)
+def test_defaults_of_tiered_topics_agree(
+    image: MetadataImage, unit: str, name: str, value: str, reason: str
+) -> None:
+    changes = [
+        ConfigChange(f"log.retention.{unit}", "9"),
+        ConfigChange(f"log.{name}.{unit}", value),
+    ]
+    code, message, _ = alter(image, BROKER, "", *changes)
+    assert reason.format(unit) in (message or "")
+    assert code == (ErrorCode.invalid_request if reason else ErrorCode.none)
+
+
 def test_duplicates_are_refused(image: MetadataImage) -> None:
     image = follow(image, create(image, NewTopic("t")))
     change = ConfigChange("retention.ms", "1")
