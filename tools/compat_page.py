@@ -360,8 +360,10 @@ _SUITE_ROWS = (
 _NOT_NIGHTLY = """\
 
 Kafka Connect runs each night as well: workers of 4.4.0, one of which is killed, copy a file into a
-topic exactly once and from there into a file, and MirrorMaker copies topics of Kafka into Shoal.
-The connectors are those of 4.3.1, because the tests found no newer ones in Maven Central.
+topic exactly once and from there into a file. MirrorMaker copies topics of Kafka into Shoal as
+[migration.md](migration.md) shows. It also copies in a ring, from Shoal to Shoal, to Kafka and
+back: records, configs, permissions, positions of groups, checkpoints and heartbeats. The connectors
+are those of 4.3.1, because the tests found no newer ones in Maven Central.
 
 These ran by hand on 2026-11-30, from the sources in Rust's crates. No night has them, because they
 need a Rust toolchain, and those of rust-rdkafka a broker on port 9092:
