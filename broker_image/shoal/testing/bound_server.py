@@ -42,7 +42,7 @@ def main() -> None:
     watch = threading.Thread(target=_watch_parent, args=(alone, ended, directory), daemon=True)
     watch.start()
     try:
-        from shoal.cli.main import main as run_command
+        from shoal.cli.__main__ import main as run_command
 
         sys.argv = ["shoal", "server", *sys.argv[1:]]
         run_command()
