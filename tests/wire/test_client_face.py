@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import shoal.client
+import shoal
 from ports import free_ports
 from queues import Queue
+from shoal import worker
 from shoal.client import (
     Client,
     ConnectionLost,
@@ -31,7 +32,7 @@ from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from servers import ShoalProcess
     from shoal.client.consume.rebalance_listener import Ranges
@@ -263,31 +264,60 @@ def test_a_missing_topic_warns_once(
 # A broker that is not there.
 
 
-def test_an_unreachable_broker_is_one_short_error() -> None:
-    (port,) = free_ports(1)
-
-    async def main() -> None:
-        async with Client(f"127.0.0.1:{port}") as client:
-            await client.put("topic", b"")
-
-    with pytest.raises(Unreachable) as failure:
-        asyncio.run(main())
-    assert_is_short(failure.value, port, frames=5)
+async def put_by_client(address: str) -> None:
+    async with Client(address) as client:
+        await client.put("topic", b"")
 
 
-def test_a_blocking_call_to_an_unreachable_broker_is_one_short_error() -> None:
-    (port,) = free_ports(1)
-    with SyncClient(f"127.0.0.1:{port}") as client, pytest.raises(Unreachable) as failure:
+async def put_by_queue(address: str) -> None:
+    async with worker.Queue("topic", settings=address) as jobs:
+        await jobs.put("job")
+
+
+def join_by_sync_client(address: str) -> None:
+    with SyncClient(address) as client:
         client.share_consumer("group", ["topic"])
-    assert_is_short(failure.value, port, frames=2)
+
+
+def put_by_sync_queue(address: str) -> None:
+    with worker.SyncQueue("topic", settings=address) as jobs:
+        jobs.put("job")
+
+
+def run_worker(address: str) -> None:
+    application = worker.Worker("group", settings=address)
+    application.handler("topic")(lambda job: job)
+    application.run()
+
+
+@pytest.mark.parametrize(
+    ("call", "frames"),
+    [
+        (lambda address: asyncio.run(put_by_client(address)), 5),
+        (lambda address: asyncio.run(put_by_queue(address)), 6),
+        (join_by_sync_client, 2),
+        (put_by_sync_queue, 2),
+        (run_worker, 1),
+    ],
+    ids=["client", "queue", "sync-client", "sync-queue", "worker"],
+)
+def test_an_unreachable_broker_is_one_short_error(
+    caplog: pytest.LogCaptureFixture, call: Callable[[str], None], frames: int
+) -> None:
+    """Nothing is logged beside it."""
+    (port,) = free_ports(1)
+    with caplog.at_level(logging.INFO, "shoal"), pytest.raises(Unreachable) as failure:
+        call(f"127.0.0.1:{port}")
+    assert_is_short(failure.value, port, frames)
+    assert caplog.messages == []
 
 
 def assert_is_short(error: BaseException, port: int, frames: int) -> None:
-    """Check what a user reads: the address, what failed, what to do, and `frames` of the client."""
+    """Check what a user reads: the address, what failed, what to do, and `frames` of Shoal."""
     printed = "".join(traceback.format_exception(error))
     assert f"Unreachable: no broker at 127.0.0.1:{port}: connection refused\n" in printed
     assert "Start a broker there, for example with `shoal server`, or correct" in printed
     assert printed.count("Traceback") == 1
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    package = str(Path(shoal.client.__file__).parent)
+    package = str(Path(shoal.__file__).parent)
     assert len([name for name in files if name.startswith(package)]) <= frames

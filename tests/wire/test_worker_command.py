@@ -204,6 +204,16 @@ def test_an_application_that_cannot_be_loaded_is_named(
     assert message in Shoal(shared_broker.bootstrap).mistake("worker", application)
 
 
+def test_an_unreachable_broker_is_one_sentence(start: Any) -> None:
+    """The last of the log, and no traceback."""
+    (port,) = free_ports(1)
+    command = start("--bootstrap-server", f"127.0.0.1:{port}")
+    assert command.process.wait() == 3
+    *_, said = (command.folder / "log").read_text().splitlines()
+    assert said.startswith(f"shoal: no broker at 127.0.0.1:{port}: connection refused. Start a")
+    assert "warning" not in (command.folder / "log").read_text()
+
+
 # Commands for records.
 
 SCRIPT = """

@@ -54,14 +54,19 @@ _REMEDIES = {
 }
 
 
+def format_unreachable(error: Unreachable) -> str:
+    """Return the error with what to do, for users of the command line."""
+    return (
+        f"{error}. Start a broker with `shoal server`, or set its address with "
+        "--bootstrap-server or SHOAL_BOOTSTRAP_SERVERS."
+    )
+
+
 async def format_sentence(error: ClientError, cluster: Cluster) -> str:
     """Return the error with its remedy if one is known. Suggests topics with a similar name."""
     text = str(error)
     if isinstance(error, Unreachable):
-        return (
-            f"{text}. Start a broker with `shoal server`, or set its address with "
-            "--bootstrap-server or SHOAL_BOOTSTRAP_SERVERS."
-        )
+        return format_unreachable(error)
     if not isinstance(error, KafkaError):
         return _end_sentence(text)
     remedy = _REMEDIES.get(error.code)

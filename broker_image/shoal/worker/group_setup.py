@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client.errors import ClientError, KafkaError
+from shoal.client.errors import ClientError, KafkaError, Unreachable
 from shoal.client.queues import queue_settings
 from shoal.protocol.errors import ErrorCode
 
@@ -51,12 +51,15 @@ class GroupFacts(NamedTuple):
 
 
 async def prepare_group(client: Client, group: str, handlers: Sequence[Handler]) -> GroupFacts:
-    """Configure a new group, warn of settings that lose work, and return the facts."""
+    """Configure a new group, warn of settings that lose work, and return the facts. Raises
+    `Unreachable`."""
     resource = queue_settings.make_group(group)
     if await _is_new(client, group):
         await _configure(client, resource, handlers)
     try:
         configs = await queue_settings.read_configs(client.admin, resource)
+    except Unreachable:
+        raise
     except ClientError as error:
         log.warning("cannot read the configs of group %s: %s. Keys keep their order.", group, error)
         return GroupFacts(keeps_order=True, is_ordered=True)
@@ -78,6 +81,8 @@ async def _is_new(client: Client, group: str) -> bool:
     """Whether nobody has used this group: it has no positions."""
     try:
         positions = (await client.admin.share_groups.offsets([group]))[group]
+    except Unreachable:
+        raise
     except ClientError:
         return False
     if isinstance(positions, KafkaError):

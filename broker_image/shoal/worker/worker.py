@@ -19,6 +19,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.client.client import Client
+from shoal.client.errors import Unreachable
 from shoal.client.queues import reserved_groups
 from shoal.client.share.acquired import SharedRecord
 from shoal.schedules.runner import ScheduleRunner
@@ -183,8 +184,13 @@ class Worker:
     # Running
 
     def run(self) -> None:
-        """Handle records until SIGTERM or SIGINT. A second signal ends the process at once."""
-        asyncio.run(self._run_with_signals())
+        """Handle records until SIGTERM or SIGINT. A second signal ends the process at once. Raises
+        what `serve` raises."""
+        try:
+            asyncio.run(self._run_with_signals())
+        except Unreachable as error:
+            # What the event loop did says nothing about a wrong address.
+            raise error.with_traceback(None) from None
 
     async def _run_with_signals(self) -> None:
         self.stop_on_signals()

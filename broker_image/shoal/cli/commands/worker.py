@@ -12,6 +12,7 @@ import typer
 
 from shoal.cli.session import UNREACHABLE, USAGE, CommandError, make_app, run_guarded
 from shoal.client.errors import Unreachable
+from shoal.monitoring import remedies
 from shoal.worker.logs import configure_logs
 from shoal.worker.process import InvalidApplication, Supervisor, load_worker, run_worker
 from shoal.worker.worker import Worker
@@ -72,7 +73,7 @@ def _guard(call: object) -> None:
         except InvalidApplication as error:
             raise CommandError(f"{error}.", USAGE) from None
         except Unreachable as error:
-            raise CommandError(f"{error}.", UNREACHABLE) from None
+            raise CommandError(remedies.format_unreachable(error), UNREACHABLE) from None
         except OSError as error:
             if error.errno is None:
                 raise
