@@ -266,6 +266,28 @@ def test_a_queue_of_replies_is_declared_before_its_consumer_connects(connect: An
     assert [m.payload for m in Consumer(connect(), replies).take(1)] == ["pong"]
 
 
+def test_messages_of_a_temporary_queue_wait_for_an_outcome(connect: Any) -> None:
+    """As those of all queues do: what a program did not ask for, has released, or holds when its
+    channel closes is delivered again."""
+    queue = kombu.Queue("replies", routing_key="replies", auto_delete=True, expires=60)
+    connection = connect()
+    put(connection, queue, *range(4))
+    with connection.channel() as channel:
+        reading = queue(channel)
+        first, second = reading.get(), reading.get()
+        assert (first.payload, second.payload) == (0, 1)
+        first.ack()
+        second.requeue()
+        assert reading.get().payload == 1, "it comes again"
+        assert reading.get().payload == 2
+    consumer = Consumer(connect(), queue)
+    assert [message.payload for message in consumer.take(3)] == [1, 2, 3]
+    consumer.messages[0].requeue()
+    assert consumer.take(4)[3].payload == 1
+    consumer.consumer.cancel()
+    assert Consumer(connect(), queue).is_quiet(), "a cancelled consumer has taken them"
+
+
 def test_a_queue_whose_group_is_reserved_is_refused(connect: Any) -> None:
     with connect(queue_name_prefix="redrive.").channel() as channel:
         with pytest.raises(kombu.exceptions.ChannelError, match=r"redrive\.mine is reserved"):
