@@ -201,18 +201,20 @@ def test_a_configured_group_keeps_its_settings(
 def test_a_missing_topic_warns_and_is_served_once_it_exists(
     shared_broker: ShoalProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The member learns of the topic by a heartbeat, which takes seconds."""
+    """The member learns of the topic by a heartbeat, which takes seconds. A missing topic of results
+    warns, too."""
 
     async def scenario() -> None:
         async with bench(shared_broker) as b:
             worker, seen, topic = Worker(b.group), [], f"t-{uuid.uuid4().hex[:8]}"
 
-            @worker.handler(topic)
+            @worker.handler(topic, results=f"{topic}-done")
             async def handle(text: str) -> None:
                 seen.append(text)
 
             async with serving(worker, b.client):
                 assert f"create it with `shoal topics create {topic}`" in caplog.text
+                assert f"handle writes results to topic {topic}-done, which does not" in caplog.text
                 expect(await b.client.admin.topics.create([NewTopic(topic, 1, 1)]))
                 await b.put(topic, ["here"])
                 await eventually_async(lambda: seen)

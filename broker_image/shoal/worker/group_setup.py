@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.errors import ClientError, KafkaError, Unreachable
+from shoal.client.net.metadata import NO_SUCH_TOPIC
 from shoal.client.queues import queue_settings
 from shoal.protocol.errors import ErrorCode
 
@@ -65,6 +66,7 @@ async def prepare_group(client: Client, group: str, handlers: Sequence[Handler])
         return GroupFacts(keeps_order=True, is_ordered=True)
     values = {name: entry.value or "" for name, entry in configs.items()}
     _warn_of_settings(group, values, handlers)
+    await _warn_of_missing_results(client, handlers)
     is_ordered = values.get("share.ordering") == "key"
     return GroupFacts(
         renews=values.get(_RENEWS, "true") == "true",
@@ -151,6 +153,21 @@ def _warn_of_settings(group: str, values: Mapping[str, str], handlers: Sequence[
                 group,
                 longest_ms / 1000,
                 _BACKOFF_MAX,
+            )
+
+
+async def _warn_of_missing_results(client: Client, handlers: Sequence[Handler]) -> None:
+    """Say which jobs will fail after their work is done, because nobody has created the topic of
+    their results."""
+    names = {handler.results: handler.name for handler in handlers if handler.results}
+    for topic, metadata in (await client.cluster.get_topics(names)).items():
+        if isinstance(metadata, KafkaError) and metadata.code in NO_SUCH_TOPIC:
+            log.warning(
+                "handler %s writes results to topic %s, which does not exist, so its jobs fail:"
+                " create it with `shoal topics create %s`.",
+                names[topic],
+                topic,
+                topic,
             )
 
 
