@@ -201,8 +201,8 @@ def test_a_configured_group_keeps_its_settings(
 def test_a_missing_topic_warns_and_is_served_once_it_exists(
     shared_broker: ShoalProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The member learns of the topic by a heartbeat, which takes seconds. A missing topic of results
-    warns, too."""
+    """The member learns of the topic by a heartbeat, which takes seconds. A topic for results
+    warns as well."""
 
     async def scenario() -> None:
         async with bench(shared_broker) as b:
