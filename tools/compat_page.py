@@ -355,6 +355,12 @@ _SUITE_ROWS = (
         "`TestTransactionalProducer`: its `Flush(-1)` does not wait for answers of the broker",
     ),
     ("Kombu 5.7", "those of transports, by `shoal://`", "none"),
+    (
+        "Celery 5.7",
+        "66 smoke tests: workers that are killed, restarted and stopped, canvases, time limits and"
+        " revokes",
+        "[the others](celery.md#which-of-their-own-tests-pass)",
+    ),
 )
 
 _NOT_NIGHTLY = """\
