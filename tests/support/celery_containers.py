@@ -34,6 +34,8 @@ SHOAL_IMAGE, SHOAL_PORT = "shoal", "9092/tcp"
 CORES = 4
 #: What a call of Docker takes, in seconds. Two equal signals at once are one for a process.
 SIGNAL_S = 0.5
+#: What a test writes in its container, and finds nowhere else.
+MARKER = Path(tempfile.gettempdir(), "kill_child_process_once")
 #: A worker imports this when it starts. Billiard counts the cores by `sysconf`.
 _SITE = f"""
 import os
@@ -211,6 +213,7 @@ class Daemon:
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="celery-containers-"))
+        MARKER.unlink(missing_ok=True)
         self.images = self.networks = self.volumes = self.containers = self
 
     def close(self) -> None:
