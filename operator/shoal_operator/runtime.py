@@ -59,6 +59,9 @@ LOAD_RETRY_SECONDS = 2.0
 Signal = Literal["lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling"]
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
 _MANAGED = {names.MANAGED_BY: names.FIELD_MANAGER}
+#: Of a custom resource's metadata, what a status update does not change. Kueue's labels of a
+#: ShareConsumer are those of its workload.
+_RELEVANT = ("uid", "generation", "deletionTimestamp", "labels", "annotations", "finalizers")
 CUSTOM = (
     "QueueCluster",
     "QueueTopic",
@@ -173,6 +176,10 @@ class Operator:
     ) -> None:
         self._kube, self._settings, self._namespaces = kube, settings, namespaces
         self.store = Store()
+        #: What the watches have reported last of each custom resource, by kind, namespace and name.
+        #: The store may be ahead of it: it has the answers to the operator's own writes, which
+        #: contain the changes that somebody else has made meanwhile.
+        self._reported: dict[tuple[str, str, str], tuple[Any, ...]] = {}
         self._loops: dict[ClusterKey, ClusterLoops] = {}
         self._leading = False
         self._another_leads = another_leads
@@ -240,6 +247,7 @@ class Operator:
         self._leading = True
         for kind in CUSTOM:
             for manifest in list(self.store.iterate(kind)):
+                self._note_report(manifest)
                 try:
                     self._enqueue(manifest)
                 except Exception as error:
@@ -281,18 +289,28 @@ class Operator:
 
     def on_update(self, manifest: Manifest) -> None:
         """Store an object that was added or modified, and enqueue what it concerns."""
-        meta = manifest["metadata"]
-        before = self.store.get(manifest["kind"], meta["namespace"], meta["name"])
         self.store.put(manifest)
         if manifest["kind"] == "ShareConsumer":
             self._notify_signal_listeners()
-        if before is None or _is_relevant(before, manifest):
+        if self._note_report(manifest):
             self._enqueue(manifest)
+
+    def _note_report(self, manifest: Manifest) -> bool:
+        """Note what is reported of an object; return whether it is more than the operator's own
+        status update."""
+        if manifest["apiVersion"] != names.API_VERSION:
+            return True
+        meta = manifest["metadata"]
+        key = (manifest["kind"], meta["namespace"], meta["name"])
+        before = self._reported.get(key)
+        self._reported[key] = tuple(meta.get(field) for field in _RELEVANT)
+        return before != self._reported[key]
 
     def on_delete(self, manifest: Manifest) -> None:
         """Remove an object from the store, and enqueue what it concerns."""
         kind, meta = manifest["kind"], manifest["metadata"]
         self.store.drop(manifest)
+        self._reported.pop((kind, meta["namespace"], meta["name"]), None)
         if kind == "ShareGroup":
             metrics.forget_group(meta["namespace"], meta["name"])
         if kind == "ShareConsumer":
@@ -602,12 +620,3 @@ class Operator:
 def _make_orphan_verdict(group: str) -> Verdict:
     text = f"ShareGroup {group!r} does not exist in this namespace."
     return Verdict.make_waiting("ShareGroupNotFound", text)
-
-
-def _is_relevant(before: Manifest, after: Manifest) -> bool:
-    """Return whether a change is more than the operator's own status update."""
-    if after["apiVersion"] != names.API_VERSION:
-        return True
-    # Kueue's labels of a ShareConsumer are those of its workload.
-    keys = ("uid", "generation", "deletionTimestamp", "labels", "annotations", "finalizers")
-    return any(before["metadata"].get(k) != after["metadata"].get(k) for k in keys)

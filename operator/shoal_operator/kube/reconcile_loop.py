@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from time import monotonic
 
 import structlog
 from shoal.client.errors import ClientError
@@ -62,7 +61,7 @@ class ReconcileLoop:
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
-        pause = 0.0
+        pause, monotonic = 0.0, asyncio.get_running_loop().time
         due = monotonic() + self._interval
         while True:
             with contextlib.suppress(TimeoutError):
