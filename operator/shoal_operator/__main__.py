@@ -19,7 +19,8 @@ from lightkube.core.exceptions import ConfigError, LoadResourceError
 
 from shoal_operator import logs
 from shoal_operator.http_access import BadAccess, HttpAccess
-from shoal_operator.kube.kube import KubeClient, KubeError
+from shoal_operator.kube.http_client import HttpKubeClient
+from shoal_operator.kube.kube import KubeError
 from shoal_operator.main import OperatorEnvironment, register
 from shoal_operator.model import names
 from shoal_operator.runtime import CUSTOM
@@ -129,7 +130,7 @@ async def _reach(config: SingleConfig) -> bool:
     kopf scans for kinds at its start only: after a later scan, it would stop watching a kind that
     is absent for a moment while its definition changes.
     """
-    kube = KubeClient(config)
+    kube = HttpKubeClient(config)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + REACH_SECONDS_MAX
     server = config.cluster.server

@@ -29,7 +29,8 @@ import structlog
 
 from shoal_operator import __version__
 from shoal_operator.kube.election import LeaderElection
-from shoal_operator.kube.kube import PLURALS, KubeClient
+from shoal_operator.kube.http_client import HttpKubeClient
+from shoal_operator.kube.kube import PLURALS
 from shoal_operator.kube.scope import OperatorScope
 from shoal_operator.model import names
 from shoal_operator.runtime import SPARK_CRDS, Operator, list_watched
@@ -88,7 +89,7 @@ async def start(memo: OperatorEnvironment, settings: kopf.OperatorSettings, **_:
     settings.scanning.disabled = True
     settings.networking.error_backoffs = API_BACKOFFS_SECONDS
     operator_settings = _load_settings(memo)
-    kube = KubeClient(memo.config)
+    kube = HttpKubeClient(memo.config)
     namespace = os.environ.get("SHOAL_OPERATOR_NAMESPACE", "default")
     identity = os.environ.get("POD_NAME", socket.gethostname())
     scope = OperatorScope(kube, namespace, memo.namespaces)

@@ -97,6 +97,9 @@ class ApiServer(KubeClient):
         #: statuses ends in `/status`.
         self.refused: dict[tuple[str, str], KubeError] = {}
 
+    async def close(self) -> None:
+        pass
+
     def store(self) -> Store:
         """Return what a new operator's watches contain."""
         store = Store()

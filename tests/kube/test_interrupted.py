@@ -12,8 +12,10 @@ import pytest
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
-from shoal.client.client import SyncClient
+from shoal.client.admin.topics import NewTopic
+from shoal.client.client import Client, SyncClient
 from shoal.client.errors import KafkaError, expect
+from shoal.client.settings import Settings
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
@@ -90,8 +92,8 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
 class ObservedBrokers(Brokers):
     """Notes what is read, in order."""
 
-    def __init__(self, bootstrap: str) -> None:
-        super().__init__(bootstrap)
+    def __init__(self, bootstrap: str, *urls: str) -> None:
+        super().__init__(bootstrap, dict(enumerate(urls)))
         self.read: list[str] = []
 
     def _count(self, api: str) -> None:
@@ -116,6 +118,40 @@ def test_delayed_records_are_counted_after_the_lag(broker: ShoalProcess) -> None
     found = asyncio.run(read())
     assert found[-1] == "metrics"
     assert found.count("metrics") == 1
+
+
+def test_metrics_are_read_seldom_while_groups_have_no_lag(
+    broker: ShoalProcess, pass_time: Callable[[int], None]
+) -> None:
+    """Nothing happens in a group whose offsets are the same as before, and whose lag is 0 as
+    before. Ten seconds later, it may have been paused."""
+
+    async def run() -> None:
+        brokers = ObservedBrokers(broker.bootstrap, f"{broker.metrics_url}/")
+
+        async def count_scrapes() -> int:
+            brokers.read.clear()
+            state = (await brokers.describe_share_groups(["quiet"]))["quiet"]
+            assert state.lag_known
+            assert state.in_flight == 0
+            return brokers.read.count("metrics")
+
+        try:
+            expect(await brokers.create_topics([NewTopic("quiet", 1, 1)]))
+            await brokers.set_share_offsets("quiet", {("quiet", 0): 0})
+            assert [await count_scrapes() for _ in range(3)] == [1, 0, 0]
+            pass_time(10_000)
+            assert [await count_scrapes() for _ in range(2)] == [1, 0]
+            async with (
+                Client(Settings.from_bootstrap(broker.bootstrap)) as client,
+                client.producer() as producer,
+            ):
+                await (await producer.send("quiet", b"one"))
+            assert [await count_scrapes() for _ in range(2)] == [1, 1]
+        finally:
+            await brokers.close()
+
+    asyncio.run(run())
 
 
 class World:

@@ -15,6 +15,7 @@ from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
 from shoal_operator.kube import kube as kube_module
 from shoal_operator.kube import watch as watch_module
+from shoal_operator.kube.http_client import HttpKubeClient
 from shoal_operator.kube.kube import KubeClient, KubeError
 from shoal_operator.kube.watch import KindWatch
 from shoal_operator.model import names
@@ -120,7 +121,7 @@ async def client_of(server: ScriptedServer) -> AsyncIterator[KubeClient]:
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     address = Cluster(server=f"http://127.0.0.1:{port}")
-    kube = KubeClient(SingleConfig("here", Context(cluster="here"), address, User()))
+    kube = HttpKubeClient(SingleConfig("here", Context(cluster="here"), address, User()))
     yield kube
     await kube.close()
     listening.close()

@@ -6,6 +6,9 @@ the requested metrics reach it.
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,14 +30,13 @@ def parse_samples(
     # Importing prometheus_client takes tens of milliseconds, which most commands do not need.
     from prometheus_client.parser import text_string_to_metric_families
 
-    prefixes, zero_prefixes = _make_line_starts(names), _make_line_starts(zeros)
+    lines = _make_pattern(frozenset(names)).findall(f"\n{text}")
+    zero_prefixes = _make_line_starts(zeros)
     # Label values may contain the other line separators of `str.splitlines`.
-    lines = (line.rstrip("\r") for line in text.split("\n"))
     page = "\n".join(
         line
-        for line in lines
-        if line.startswith(prefixes)
-        and (not line.endswith(_ZEROS) or line.startswith(zero_prefixes))
+        for line in (line.rstrip("\r") for line in lines)
+        if not line.endswith(_ZEROS) or line.startswith(zero_prefixes)
     )
     for family in text_string_to_metric_families(page):
         yield from family.samples
@@ -43,3 +45,13 @@ def parse_samples(
 def _make_line_starts(names: Collection[str]) -> tuple[str, ...]:
     """Return the prefixes of sample lines: a name ends at its labels or at its value."""
     return tuple(f"{name}{end}" for name in names for end in ("{", " "))
+
+
+@cache
+def _make_pattern(names: frozenset[str]) -> re.Pattern[str]:
+    """Return the pattern of the lines of these metrics. Their common beginning stands before the
+    alternatives, so that the search skips all other lines at once."""
+    pairs = zip(min(names), max(names), strict=False)
+    common = "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    rest = "|".join(sorted(re.escape(name.removeprefix(common)) for name in names))
+    return re.compile(rf"\n({re.escape(common)}(?:{rest})[{{ ][^\n]*)")

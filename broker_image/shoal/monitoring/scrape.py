@@ -25,6 +25,7 @@ from shoal.client.admin.groups import SHARE, GroupDescription
 from shoal.client.errors import ClientError, KafkaError, SecurityError
 from shoal.client.net.cluster import TopicPartition
 from shoal.monitoring.exposition import parse_samples
+from shoal.monitoring.http_page import get_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 LISTENER_CONFIG, PROTOCOL_CONFIG = "shoal.metrics.listener", "shoal.metrics.security.protocol"
 TOKEN_PROPERTY = "shoal.metrics.token.file"
-TIMEOUT_S = 3.0
-#: The page of a broker with ten thousand share partitions is a few megabytes long.
-TEXT_BYTES_MAX = 64 << 20
 _COUNTS = {
     "shoal_share_partition_locked_records": "in_flight",
     "shoal_share_partition_acquired_records_total": "acquired",
@@ -254,30 +252,25 @@ async def _read_page(address: str, settings: Settings) -> str:
 
     Raises `MetricsAccessError`, `SecurityError`, `OSError`, `TimeoutError` or `ValueError`.
     """
-    parts = urlsplit(address if "//" in address else f"//{address}")
-    host, path = parts.hostname or "", parts.path.rstrip("/") or "/metrics"
-    secure = parts.scheme == "https"
+    url = (address if "//" in address else f"http://{address}").rstrip("/")
+    url = url if urlsplit(url).path else f"{url}/metrics"
+    secure = url.startswith("https:")
     context = await settings.security.make_https_context() if secure else None
-    token = _make_token_header(settings)
-    head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{token}\r\n"
-    async with asyncio.timeout(TIMEOUT_S):
-        port = parts.port or (443 if secure else 80)
-        reader, writer = await asyncio.open_connection(host, port, ssl=context)
-        try:
-            writer.write(head.encode())
-            data = bytearray()
-            while chunk := await reader.read(1 << 16):
-                data += chunk
-                if len(data) > TEXT_BYTES_MAX:
-                    raise ValueError(f"{address} answers with more than {TEXT_BYTES_MAX} bytes")
-        finally:
-            writer.close()
-    return _parse_page(address, bytes(data))
+    page = await get_page(url, context=context, token=_read_token(settings))
+    match page.status:
+        case 200:
+            return page.text
+        case 401:
+            raise MetricsAccessError(
+                f"it needs another token. Set {TOKEN_PROPERTY} in the client properties"
+            )
+        case 403:
+            raise MetricsAccessError("it needs TLS. Name it as https://HOST:PORT")
+    raise ValueError(f"{address} serves no metrics")
 
 
-def _make_token_header(settings: Settings) -> str:
-    """Return the header line with the bearer token, if there is one. Raises
-    `MetricsAccessError`."""
+def _read_token(settings: Settings) -> str:
+    """Return the bearer token, empty if there is none. Raises `MetricsAccessError`."""
     name = settings.metrics_token_file
     if not name:
         return ""
@@ -287,19 +280,4 @@ def _make_token_header(settings: Settings) -> str:
         raise MetricsAccessError(f"{TOKEN_PROPERTY} {name} cannot be read") from None
     if not words:
         raise MetricsAccessError(f"{TOKEN_PROPERTY} {name} is empty")
-    return f"Authorization: Bearer {words[0]}\r\n"
-
-
-def _parse_page(address: str, response: bytes) -> str:
-    """Return the body of a response. Raises `MetricsAccessError` or `ValueError`."""
-    head, _, body = response.partition(b"\r\n\r\n")
-    match head.split(b" ", 2)[1:2]:
-        case [b"200"]:
-            return body.decode(errors="replace")
-        case [b"401"]:
-            raise MetricsAccessError(
-                f"it needs another token. Set {TOKEN_PROPERTY} in the client properties"
-            )
-        case [b"403"]:
-            raise MetricsAccessError("it needs TLS. Name it as https://HOST:PORT")
-    raise ValueError(f"{address} serves no metrics")
+    return words[0]

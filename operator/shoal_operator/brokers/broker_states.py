@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client.admin.topics import OffsetSpec
 from shoal.client.errors import ClientError, KafkaError
@@ -14,6 +14,8 @@ from shoal_operator.brokers.group_metrics import GroupMetrics
 from shoal_operator.brokers.roller import ControllerQuorum
 
 if TYPE_CHECKING:
+    from shoal.client.net.cluster import TopicPartition
+
     from shoal_operator.brokers.diagnostics import BrokerDisk
 
 NO_GROUP = frozenset({ErrorCode.group_id_not_found})
@@ -157,6 +159,13 @@ class ExternalState:
     is_shoal: bool
 
 
+class QuietGroup(NamedTuple):
+    """A share group without lag: the number of its members, and its start offsets by partition."""
+
+    members: int
+    starts: tuple[tuple[TopicPartition, int], ...]
+
+
 def build_group_state(
     name: str, description: Any, offsets: Any, metrics: GroupMetrics | None, *, scraped: bool
 ) -> GroupState:
@@ -193,6 +202,18 @@ def build_group_state(
         metrics,
         _is_lag_known(offsets),
     )
+
+
+def find_quiet_groups(responses: Mapping[str, tuple[Any, Any]]) -> dict[str, QuietGroup]:
+    """Return what the groups without lag are like, by id, from the responses to ShareGroupDescribe
+    and DescribeShareGroupOffsets: as long as it is the same, their brokers have done nothing."""
+    quiet = {}
+    for name, (description, offsets) in responses.items():
+        is_known = isinstance(offsets, Mapping) and not isinstance(description, KafkaError | None)
+        if is_known and not any(isinstance(o, ClientError) or o.lag for o in offsets.values()):
+            starts = tuple(sorted((p, o.start_offset) for p, o in offsets.items()))
+            quiet[name] = QuietGroup(len(description.members), starts)
+    return quiet
 
 
 def _is_lag_known(offsets: Any) -> bool:

@@ -7,12 +7,10 @@ objects are values. `ClientError` is raised if no broker answers.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 from shoal.client.admin.configs import (
     AlterOperation,
     ConfigChange,
@@ -35,15 +33,18 @@ from shoal_operator import clock, metrics
 from shoal_operator.brokers import config_changes, config_checks, log_levels, tiered_health
 from shoal_operator.brokers.batches import split_into_batches
 from shoal_operator.brokers.broker_certificates import parse_certificates
+from shoal_operator.brokers.broker_pages import BrokerPages
 from shoal_operator.brokers.broker_states import (
     NO_GROUP,
     ClusterState,
     ExternalState,
     GroupState,
     Partition,
+    QuietGroup,
     StartSpec,
     TopicState,
     build_group_state,
+    find_quiet_groups,
 )
 from shoal_operator.brokers.cordon_calls import CordonCalls
 from shoal_operator.brokers.diagnostics import BrokerDisk
@@ -61,12 +62,14 @@ if TYPE_CHECKING:
     from shoal_operator.model.ca_renewal import LoadedCertificates
 
 REQUEST_TIMEOUT_MS = 5_000
-HTTP_TIMEOUT_SECONDS = 2.0
 REACH_SECONDS_MAX = 1.0
 #: A controller that lags this much behind the most current one does not keep up.
 CAUGHT_UP_MS = 10_000
 #: How long numbers from the brokers' metrics stay valid while a broker does not answer.
 METRICS_MS_MAX = 60_000
+#: How long they are not read again while the groups have no lag, and had none. Not longer: a group
+#: may be paused meanwhile.
+QUIET_SCRAPE_MS = 10_000
 #: How long a fetch of records that exist may take.
 FETCH_WAIT_MS = 500
 #: Bytes of a partition's first batches; larger ones cost a request each.
@@ -100,12 +103,12 @@ class Brokers:
         self._has_credentials = has_credentials
         self._admin_client: Client | None = None
         self._controller_levels = ControllerLevels(controllers or {}, self._build_properties)
-        self._web_client: httpx2.AsyncClient | None = None
-        #: The properties of TLS that `_web_client` has.
-        self._web_properties: dict[str, str] = {}
+        self._pages = BrokerPages(self._make_settings, lambda: self._client_properties)
         #: Numbers by group from the last scrape in which all brokers answered, and its time.
         self.group_metrics: dict[str, GroupMetrics] = {}
         self._scraped_ms = 0
+        #: By group without lag: the members and start offsets that the last scrape has met.
+        self._quiet_groups: dict[str, QuietGroup] = {}
 
     async def set_addresses(
         self,
@@ -140,17 +143,18 @@ class Brokers:
         if not self._has_credentials:
             raise Unreachable("the credentials of the cluster have not been read yet")
         if self._admin_client is None:
-            self._admin_client = Client(
-                Settings.from_bootstrap(self._addresses[0], self._build_properties)
-            )
+            self._admin_client = Client(self._make_settings())
         return self._admin_client
+
+    def _make_settings(self) -> Settings:
+        return Settings.from_bootstrap(self._addresses[0], self._build_properties)
 
     async def is_reachable(self) -> bool:
         """Return whether a new connection to the bootstrap servers succeeds.
 
         A Service routes to its pods a little after they are ready.
         """
-        settings = Settings.from_bootstrap(self._addresses[0], self._build_properties)
+        settings = self._make_settings()
         for address in settings.bootstrap:
             try:
                 async with asyncio.timeout(REACH_SECONDS_MAX):
@@ -166,26 +170,6 @@ class Brokers:
         if self._admin_client is not None:
             await self._admin_client.close()
             self._admin_client = None
-        if self._web_client is not None:
-            await self._web_client.aclose()
-            self._web_client = None
-
-    async def _open_web_client(self) -> httpx2.AsyncClient:
-        """Return a client for the brokers' HTTP, which shows the operator's certificate."""
-        if self._web_client is not None and self._web_properties != self._client_properties:
-            await self._web_client.aclose()
-            self._web_client = None
-        if self._web_client is None:
-            self._web_properties = dict(self._client_properties)
-            settings = Settings.from_bootstrap(self._addresses[0], self._build_properties)
-            # Without TLS: do not load the system's certificates, which takes longer than a request.
-            context = (
-                await settings.security.make_https_context() if self._web_properties else False
-            )
-            self._web_client = httpx2.AsyncClient(
-                timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=context
-            )
-        return self._web_client
 
     @property
     def users(self) -> UserCalls:
@@ -233,7 +217,7 @@ class Brokers:
         dynamic = {} if isinstance(result, KafkaError) else result
         registered = frozenset(broker.node_id for broker in description.brokers)
         unfenced = registered - description.fenced
-        versions, serving = await self._probe_brokers()
+        health = await self._pages.check_health(self._addresses[1])
         quorum = await self._describe_quorum()
         return ClusterState(
             description.cluster_id,
@@ -249,10 +233,10 @@ class Brokers:
             {b.node_id: b.rack for b in description.brokers if b.rack},
             quorum,
             tuple([await self._describe_disk(broker) for broker in ids if broker in unfenced]),
-            versions,
+            health.versions,
             await self._describe_advertised(sorted(unfenced)) if advertised else {},
             await self._client.admin.features(),
-            serving & unfenced.union(controllers),
+            health.serving & unfenced.union(controllers),
             await self._describe_log_levels(sorted(unfenced & set(ids)), loggers)
             if loggers
             else {},
@@ -322,24 +306,6 @@ class Brokers:
             return BrokerDisk(broker_id)
         (data, *_) = dirs[broker_id]
         return BrokerDisk(broker_id, data.total_bytes, data.usable_bytes, data.error is not None)
-
-    async def _probe_brokers(self) -> tuple[dict[int, str], frozenset[int]]:
-        """Return the brokers' versions, and which of them serve clients, from health checks.
-
-        The version is in the `Server` header of each response.
-        """
-        versions, serving, web = {}, set(), await self._open_web_client()
-        for broker_id, url in self._addresses[1].items():
-            with contextlib.suppress(httpx2.HTTPError):
-                # Health checks are served without TLS everywhere.
-                answer = await web.get(url.replace("https:", "http:", 1) + "readyz")
-                name, _, version = answer.headers.get("server", "").partition("/")
-                if name != "shoal":
-                    continue
-                versions[broker_id] = version
-                if answer.is_success:
-                    serving.add(broker_id)
-        return versions, frozenset(serving)
 
     async def _describe_advertised(self, ids: Sequence[int]) -> dict[int, str]:
         self._count("DescribeConfigs")
@@ -575,7 +541,11 @@ class Brokers:
             self._count("DescribeShareGroupOffsets")
             offsets = await self._client.admin.share_groups.offsets(existing) if existing else {}
             responses |= {name: (descriptions.get(name), offsets.get(name)) for name in names}
-        scraped = await self._scrape()
+        quiet = find_quiet_groups(responses)
+        scraped = not of_any_type and self._is_scrape_valid(quiet, groups)
+        if not scraped:
+            scraped = await self._scrape()
+            self._quiet_groups = quiet if scraped else {}
         return {
             name: build_group_state(name, *state, self.group_metrics.get(name), scraped=scraped)
             for name, state in responses.items()
@@ -640,13 +610,23 @@ class Brokers:
                     ]
         return min(first, default=None)
 
+    def _is_scrape_valid(self, quiet: Mapping[str, QuietGroup], groups: Sequence[str]) -> bool:
+        """Return whether the last scrape still says what these groups are like: without lag, then
+        as now, nothing has happened since."""
+        is_recent = clock.now_ms() - self._scraped_ms < QUIET_SCRAPE_MS
+        return is_recent and all(
+            name in quiet and quiet[name] == self._quiet_groups.get(name) for name in groups
+        )
+
     async def _scrape(self) -> bool:
         """Read the metrics of all brokers into `group_metrics`; return whether all answered."""
         if not self._addresses[1]:
             return False  # An external cluster, or a new operator that does not know the brokers.
         try:
-            scraped_metrics = parse_group_metrics((await self._fetch_metrics_pages()).values())
-        except (httpx2.HTTPError, ValueError):
+            scraped_metrics = parse_group_metrics(
+                (await self._pages.fetch_metrics(self._addresses[1])).values()
+            )
+        except (OSError, ValueError):
             # Keep the last numbers while a broker restarts: without them, delayed records would
             # count as work.
             if clock.now_ms() - self._scraped_ms > METRICS_MS_MAX:
@@ -666,35 +646,20 @@ class Brokers:
         if not self._addresses[1]:
             return None  # A new operator does not know the brokers yet.
         try:
-            return parse_certificates(await self._fetch_metrics_pages(), excluded_listeners)
-        except (httpx2.HTTPError, ValueError):
+            return parse_certificates(
+                await self._pages.fetch_metrics(self._addresses[1]), excluded_listeners
+            )
+        except (OSError, ValueError):
             return None
 
     async def fetch_tiered_health(self) -> tiered_health.TieredHealth | None:
         """Return the state of tiered storage, or None unless all brokers show their metrics."""
         try:
-            return tiered_health.parse((await self._fetch_metrics_pages()).values())
-        except (httpx2.HTTPError, ValueError):
+            return tiered_health.parse(
+                (await self._pages.fetch_metrics(self._addresses[1])).values()
+            )
+        except (OSError, ValueError):
             return None
-
-    async def _fetch_metrics_pages(self) -> dict[int, str]:
-        """Return `/metrics` of each broker. Raises `httpx2.HTTPError` unless all answer."""
-        urls = self._addresses[1].items()
-        return {broker: await self._fetch_metrics_page(url + "metrics") for broker, url in urls}
-
-    async def _fetch_metrics_page(self, url: str) -> str:
-        """Return the page at a URL. A broker that has not restarted since `spec.metrics.tls`
-        changed is asked with or without TLS, as it still serves the page."""
-        web, (scheme, _, address) = await self._open_web_client(), url.partition("://")
-        try:
-            page = await web.get(url)
-            if page.status_code != httpx2.codes.FORBIDDEN or scheme == "https":
-                return page.raise_for_status().text
-        except httpx2.ConnectError:
-            if scheme == "http":
-                raise
-        other_scheme = "http" if scheme == "https" else "https"
-        return (await web.get(f"{other_scheme}://{address}")).raise_for_status().text
 
     async def count_partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the number of partitions of those topics that exist."""

@@ -6,21 +6,17 @@ Objects are plain manifests. `metrics.API_CALLS` counts requests by verb. Every 
 
 from __future__ import annotations
 
-import contextlib
+import abc
 import datetime
 import hashlib
-import json
 from typing import TYPE_CHECKING, Any
-
-import httpx2
 
 from shoal_operator import metrics
 from shoal_operator.model import names
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
-
-    from lightkube.config.kubeconfig import SingleConfig
+    from contextlib import AbstractAsyncContextManager
 
     from shoal_operator.model.names import Manifest
 
@@ -60,12 +56,9 @@ PLURALS = {
     "QueueRebalance": "queuerebalances",
     "QueueSchedule": "queueschedules",
 }
-TIMEOUT_SECONDS = 20.0
 PAGE_OBJECTS = 500
 #: Objects whose events are read for one diagnosis.
 INVOLVED_MAX = 10
-#: How long one watch lasts before the next one starts.
-WATCH_SECONDS = 290
 #: Labels with the name of the resource for which an object was created, and its kind. The first one
 #: counts: objects of consumers and users also have the label of their cluster, which may change.
 _OWNERS = {
@@ -77,7 +70,6 @@ _NAME_LENGTH_MAX = 253
 _MANAGER = {"fieldManager": names.FIELD_MANAGER}
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
-_CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
 class KubeError(Exception):
@@ -157,7 +149,7 @@ def format_now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _build_path(api_version: str, kind: str, namespace: str | None, name: str = "") -> str:
+def build_path(api_version: str, kind: str, namespace: str | None, name: str = "") -> str:
     root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
     namespace_path = f"/namespaces/{namespace}" if namespace else ""
     return f"{root}{namespace_path}/{PLURALS[kind]}" + (f"/{name}" if name else "")
@@ -165,67 +157,27 @@ def _build_path(api_version: str, kind: str, namespace: str | None, name: str = 
 
 def _build_object_path(manifest: Mapping[str, Any]) -> str:
     meta = manifest["metadata"]
-    return _build_path(
-        manifest["apiVersion"], manifest["kind"], meta.get("namespace"), meta["name"]
-    )
+    return build_path(manifest["apiVersion"], manifest["kind"], meta.get("namespace"), meta["name"])
 
 
-def _build_selector_params(labels: Mapping[str, str] | str) -> dict[str, str]:
+def build_selector_params(labels: Mapping[str, str] | str) -> dict[str, str]:
     text = labels if isinstance(labels, str) else names.format_selector(labels)
     return {"labelSelector": text} if text else {}
 
 
-def _make_unreadable(text: str) -> KubeError:
+def make_unreadable_error(text: str) -> KubeError:
     return KubeError(0, f"the API server's answer cannot be read: {text[:200]}")
 
 
-def _parse_object(text: str) -> Manifest:
-    """Return an object that the API server sends. Raises `KubeError` for anything else, which a
-    proxy may have sent, or of which the rest is missing."""
-    try:
-        result = json.loads(text)
-    except ValueError:
-        result = None
-    if not isinstance(result, dict):
-        raise _make_unreadable(text)
-    return result
+class KubeClient(abc.ABC):
+    """Requests as one field manager. `HttpKubeClient` sends them to an API server; `shoal up` keeps
+    objects in a folder, and loads no library of Kubernetes."""
 
-
-def _find_message(answer: httpx2.Response) -> str:
-    """Return what the API server, or a proxy before it, says about an error."""
-    try:
-        return str(_parse_object(answer.text).get("message", ""))
-    except KubeError:
-        return answer.text[:200]
-
-
-async def _read_events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Manifest]]:
-    """Yield the changes of a watch. Raises `KubeError`."""
-    async for line in lines:
-        event = _parse_object(line)
-        change, manifest = event.get("type"), event.get("object")
-        if not isinstance(manifest, dict):
-            raise _make_unreadable(line)
-        if change == "ERROR":
-            raise KubeError(manifest.get("code", 0), manifest.get("message", line[:200]))
-        # A bookmark, for example, has only a version.
-        if change in _CHANGES:
-            yield change, manifest
-
-
-class KubeClient:
-    """Requests to one API server as one field manager."""
-
-    def __init__(self, config: SingleConfig) -> None:
-        # Not at the top: `shoal up` keeps objects in a folder, and loads no library of Kubernetes.
-        from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-
-        timeout = httpx2.Timeout(TIMEOUT_SECONDS)
-        self._web = AsyncClient(config, ConnectionParams(timeout=timeout))
-
+    @abc.abstractmethod
     async def close(self) -> None:
-        await self._web.aclose()
+        """Close all connections."""
 
+    @abc.abstractmethod
     async def _call(
         self,
         verb: str,
@@ -234,22 +186,23 @@ class KubeClient:
         content_type: str = "application/json",
         params: Mapping[str, str] | None = None,
     ) -> Manifest:
-        metrics.API_CALLS.labels(verb).inc()
-        method = {"list": "GET", "create": "POST", "replace": "PUT"}.get(verb, verb.upper())
-        try:
-            answer = await self._web.request(
-                method,
-                path,
-                params=params,
-                content=None if body is None else json.dumps(body),
-                headers={"Content-Type": content_type},
-            )
-        except httpx2.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise KubeError(0, f"the API server did not answer: {reason}") from None
-        if answer.is_error:
-            raise KubeError(answer.status_code, _find_message(answer) or answer.reason_phrase)
-        return _parse_object(answer.text)
+        """Make one request: `get`, `list`, `create`, `replace`, `patch` or `delete`. Raises
+        `KubeError`."""
+
+    @abc.abstractmethod
+    def watch(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None,
+        labels: Mapping[str, str],
+        version: str,
+    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[str, Manifest]]]:
+        """Open a watch, which yields (ADDED, MODIFIED or DELETED, object) since `version` until the
+        API server ends it.
+
+        Raises `KubeError`, with status 410 if `version` is too old.
+        """
 
     async def find_missing_kinds(self, kinds: Iterable[str]) -> list[str]:
         """Return those of the project's kinds that the API server does not serve."""
@@ -285,7 +238,7 @@ class KubeClient:
     async def get(self, api_version: str, kind: str, name: str, namespace: str) -> Manifest | None:
         """Return the object, None if it does not exist; `namespace` is empty for nodes."""
         try:
-            return await self._call("get", _build_path(api_version, kind, namespace, name))
+            return await self._call("get", build_path(api_version, kind, namespace, name))
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -297,7 +250,7 @@ class KubeClient:
         """Return the subresource `get_scale` of a workload, None if the workload does not exist."""
         try:
             return await self._call(
-                "get", _build_path(api_version, kind, namespace, name) + "/scale"
+                "get", build_path(api_version, kind, namespace, name) + "/scale"
             )
         except KubeError as error:
             if error.status == 404:
@@ -308,13 +261,13 @@ class KubeClient:
         self, api_version: str, kind: str, name: str, namespace: str, replicas: int
     ) -> None:
         """Set the number of replicas of a workload through its subresource `get_scale`."""
-        path = _build_path(api_version, kind, namespace, name) + "/scale"
+        path = build_path(api_version, kind, namespace, name) + "/scale"
         await self._call("patch", path, {"spec": {"replicas": replicas}}, _MERGE, _MANAGER)
 
     async def list_warnings(self, namespace: str, involved: Iterable[str]) -> list[Manifest]:
         """Return the warning events about objects of these names, the first `INVOLVED_MAX` of them;
         none if it is not allowed. Each is asked for by name, since a namespace may have many."""
-        path = _build_path("v1", "Event", namespace)
+        path = build_path("v1", "Event", namespace)
         events: list[Manifest] = []
         for name in list(dict.fromkeys(involved))[:INVOLVED_MAX]:
             selector = f"type=Warning,involvedObject.name={name}"
@@ -344,54 +297,20 @@ class KubeClient:
 
         `namespace` None means all namespaces. `labels` may be a label selector, too.
         """
-        params = {"limit": str(PAGE_OBJECTS), **_build_selector_params(labels)}
+        params = {"limit": str(PAGE_OBJECTS), **build_selector_params(labels)}
         objects: list[Manifest] = []
         while True:
-            page = await self._call(
-                "list", _build_path(api_version, kind, namespace), params=params
-            )
+            page = await self._call("list", build_path(api_version, kind, namespace), params=params)
             try:
                 items, meta = page["items"], page["metadata"]
                 # Items of a list lack these two fields.
                 objects += [{**item, "apiVersion": api_version, "kind": kind} for item in items]
                 more, version = meta.get("continue"), meta["resourceVersion"]
             except (AttributeError, KeyError, TypeError):
-                raise _make_unreadable(f"{page}") from None
+                raise make_unreadable_error(f"{page}") from None
             if not more:
                 return objects, version
             params["continue"] = more
-
-    @contextlib.asynccontextmanager
-    async def watch(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str | None,
-        labels: Mapping[str, str],
-        version: str,
-    ) -> AsyncIterator[AsyncIterator[tuple[str, Manifest]]]:
-        """Open a watch, which yields (ADDED, MODIFIED or DELETED, object) since `version` until the
-        API server ends it.
-
-        Raises `KubeError`, with status 410 if `version` is too old.
-        """
-        metrics.API_CALLS.labels("watch").inc()
-        params = {
-            "watch": "true",
-            "resourceVersion": version,
-            "timeoutSeconds": str(WATCH_SECONDS),
-            **_build_selector_params(labels),
-        }
-        timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=WATCH_SECONDS + TIMEOUT_SECONDS)
-        path = _build_path(api_version, kind, namespace)
-        try:
-            async with self._web.stream("GET", path, params=params, timeout=timeout) as answer:
-                if answer.is_error:
-                    raise KubeError(answer.status_code, answer.reason_phrase)
-                yield _read_events(answer.aiter_lines())
-        except httpx2.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise KubeError(0, f"the API server did not answer: {reason}") from None
 
     async def apply(self, manifest: Manifest, *, adopt: bool = False) -> Manifest:
         """Server-side apply with force: owns the fields in `manifest` and keeps all others.
@@ -455,7 +374,7 @@ class KubeClient:
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create the object; status 409 if it exists."""
-        path = _build_path(
+        path = build_path(
             manifest["apiVersion"], manifest["kind"], manifest["metadata"]["namespace"]
         )
         return await self._call("create", path, manifest, params=_MANAGER)
