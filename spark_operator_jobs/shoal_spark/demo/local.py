@@ -69,7 +69,6 @@ MODULES = (
     "pandas",
     "PIL",
     "matplotlib",
-    "httpx2",
     "jsonschema_rs",
     "cel",
 )

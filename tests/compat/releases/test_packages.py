@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.nightly
 LAPTOP = Path(__file__).parents[3] / "docs" / "quickstart" / "laptop.md"
 #: The packages of the extra `up`.
-UP = ("httpx2", "jsonschema-rs", "common-expression-language")
+UP = ("jsonschema-rs", "common-expression-language")
 
 
 @pytest.fixture(scope="module")
