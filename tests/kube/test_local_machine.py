@@ -11,13 +11,14 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from shoal_operator.local import commands
 from shoal_operator.local.addresses import Addresses
 from shoal_operator.local.api import LocalApi, load_objects
-from shoal_operator.local.changes import apply_manifests
+from shoal_operator.local.changes import CommandOutput, apply_manifests
 from shoal_operator.local.commands import compute_stop_seconds
 from shoal_operator.local.containers import BROKER_IMAGE, ContainerFiles, Launch, NotRunnable
 from shoal_operator.local.machine import choose_pods_to_remove
-from shoal_operator.local.manifests import Overrides, load_folder
+from shoal_operator.local.manifests import Folder, Overrides, load_folder
 from shoal_operator.local.one_machine import adapt
 from shoal_operator.local.printing import format_age
 from shoal_operator.local.processes import ProcessTable, get_start
@@ -278,6 +279,42 @@ def test_files_are_read_in_the_order_of_names_and_other_kinds_are_named(tmp_path
         {"namespace": "default", "name": "s"},
     ]
     assert found.foreign == ["deployment/d"]
+
+
+def test_a_file_is_followed_once_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editor empties it first. Its resources must not be deleted meanwhile."""
+    file, stat_files = tmp_path / "topic.yaml", commands._stat_files  # noqa: SLF001
+    topic = "apiVersion: shoal.dev/v1beta1\nkind: QueueTopic\nmetadata: {name: NAME}\n"
+    file.write_text(topic)
+    stages = [topic.replace("NAME", "renamed"), "", topic]
+
+    def write_and_stat(paths: list[Path]) -> dict[Path, tuple[int, int]]:
+        if stages:
+            file.write_text(stages.pop())
+        return stat_files(paths)
+
+    class FollowedUp:
+        applied: asyncio.Future[Folder]
+
+        def apply_folder(self, folder: Folder) -> CommandOutput:
+            self.applied.set_result(folder)
+            return CommandOutput([], [])
+
+    async def follow() -> Folder:
+        running: Any = FollowedUp()
+        running.applied = asyncio.get_running_loop().create_future()
+        loaded = load_folder([tmp_path])
+        task = asyncio.create_task(commands._follow_files([tmp_path], loaded, running))  # noqa: SLF001
+        folder: Folder = await running.applied
+        task.cancel()
+        return folder
+
+    monkeypatch.setattr(commands, "_stat_files", write_and_stat)
+    monkeypatch.setattr(commands, "FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr(commands, "WRITTEN_SECONDS", 0.0)
+    assert [m["metadata"]["name"] for m in asyncio.run(follow()).manifests] == ["renamed"]
 
 
 def test_a_file_that_goes_while_a_command_reads_is_left_out(tmp_path: Path) -> None:

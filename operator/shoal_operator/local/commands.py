@@ -69,8 +69,9 @@ FilesOrInput = Annotated[
 #: Seconds for a detached `shoal up` to be ready, and for `down` to end it once its consumers have.
 READY_SECONDS, DOWN_SECONDS = 60.0, 90.0
 _LOOK_SECONDS = 0.1
-#: Seconds between looks at the files of `shoal up --watch`.
-FOLLOW_SECONDS = 0.5
+#: Seconds between looks at the files of `shoal up --watch`, and the time for which a file has to be
+#: the same until it counts as written: an editor may empty it first.
+FOLLOW_SECONDS, WRITTEN_SECONDS = 0.5, 0.1
 
 
 up_app, apply_app, delete_app, down_app = make_app(), make_app(), make_app(), make_app()
@@ -201,11 +202,13 @@ async def _serve(
 async def _follow_files(paths: list[Path], loaded: manifests.Folder, running: Up) -> None:
     """Apply the manifests whenever their files have changed, until cancelled. `loaded` is what they
     had before."""
-    applied_stats = _stat_files(paths)
+    applied_stats = seen_stats = _stat_files(paths)
     while paths:
-        await asyncio.sleep(FOLLOW_SECONDS)
+        has_changed = seen_stats != applied_stats
+        await asyncio.sleep(WRITTEN_SECONDS if has_changed else FOLLOW_SECONDS)
         stats = _stat_files(paths)
-        if stats == applied_stats:
+        is_written, seen_stats = stats == seen_stats, stats
+        if stats == applied_stats or not is_written:
             continue
         try:
             loaded = manifests.load_folder(paths, loaded)
