@@ -210,8 +210,9 @@ def test_the_processes_of_a_job_start_again_as_its_policy_says(
     assert pod["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
 
 
-async def run_consumer(folder: Path, command: str) -> list[Manifest]:
-    """Run a ShareConsumer until there is an event, then stop; return all events."""
+async def run_consumer(folder: Path, command: str) -> tuple[list[Manifest], list[int]]:
+    """Run a ShareConsumer until there is an event, then stop; return all events, and the numbers of
+    consumers that were ready."""
     state = StateFolder(folder / ".shoal")
     api = LocalApi(state.objects)
     machine = Machine(api, state, folder)
@@ -221,20 +222,28 @@ async def run_consumer(folder: Path, command: str) -> list[Manifest]:
     spec = {"replicas": 1, "template": {"metadata": {}, "spec": pod}}
     body = {"apiVersion": "apps/v1", "metadata": {"ownerReferences": [owner]}, "spec": spec}
     api.write(("Deployment", "n", "printers"), body)
-    warned = asyncio.Event()
-    api.subscribe(lambda changed, _: warned.set() if changed["kind"] == "Event" else None)
+    warned, ready = asyncio.Event(), []
+
+    def on_change(changed: Manifest, _deleted: bool) -> None:
+        if changed["kind"] == "Event":
+            warned.set()
+        elif changed["kind"] == "Deployment" and "status" in changed:
+            ready.append(changed["status"]["readyReplicas"])
+
+    api.subscribe(on_change)
     try:
         async with asyncio.timeout(60):
             await warned.wait()
     finally:
         await machine.stop()
-    return list(api.iterate("Event"))
+    return list(api.iterate("Event")), ready
 
 
 def test_a_container_that_ends_unasked_is_an_event_of_its_resource(tmp_path: Path) -> None:
-    """It is killed once. The end that `shoal up` asks for is none."""
+    """It is killed once, and was never ready. The end that `shoal up` asks for is none."""
     command = "mkdir killed 2>/dev/null && kill -KILL $$; exec sleep 1000"
-    (event,) = asyncio.run(run_consumer(tmp_path, command))
+    (event,), ready = asyncio.run(run_consumer(tmp_path, command))
+    assert set(ready) == {0}
     about = event["involvedObject"]
     assert (about["kind"], about["name"]) == ("ShareConsumer", "printers")
     assert (event["type"], event["reason"]) == ("Warning", "ContainerEnded")

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 BACKOFF_SECONDS, BACKOFF_SECONDS_MAX, STEADY_SECONDS = 10.0, 300.0, 600.0
 #: Seconds between looks at a container that has not been ready, and at a file that is missing.
 STARTING_SECONDS, MISSING_SECONDS = 0.05, 0.5
+#: How long a container without a readiness probe runs until it counts as ready: at first, and after
+#: it has ended unasked. One that crashes at once must not be ready in between (ADR 174).
+SETTLED_SECONDS, RESTARTED_SECONDS = 2.0, 10.0
 PROBE_SECONDS = 3.0
 GRACE_SECONDS = 30
 #: What the kubelet keeps of a log as the message of a container that ended.
@@ -143,7 +146,7 @@ class PodRunner:
         container.process, container.cleanup = process, launch.cleanup
         container.state = {"running": {"startedAt": format_now()}}
         container.started = "startupProbe" not in container.spec
-        container.ready = container.started and "readinessProbe" not in container.spec
+        container.ready = False
         self._publish()
         return process
 
@@ -240,9 +243,9 @@ class PodRunner:
             container.started = True
         readiness = spec.get("readinessProbe")
         if readiness is None:
-            if not container.ready:
-                container.ready = True
-                self._publish()
+            await asyncio.sleep(RESTARTED_SECONDS if container.restarts else SETTLED_SECONDS)
+            container.ready = True
+            self._publish()
             return
         while True:
             succeeded = await self._succeeds(spec, readiness)
