@@ -16,16 +16,18 @@ from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client, SyncClient
 from shoal.client.errors import KafkaError, expect
 from shoal.client.settings import Settings
+from shoal_operator.brokers.broker_states import TopicState
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.kube import kube as kube_module
+from shoal_operator.queues import topics
 from shoal_operator.queues.group_monitor import GroupMonitor
 from shoal_operator.queues.groups import ShareGroupReconciler
 from shoal_operator.queues.topics import QueueTopicReconciler
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 #: Far more changes than any of the scenarios makes.
 CHANGES_MAX, ROUNDS_MAX = 60, 30
@@ -148,6 +150,59 @@ def test_metrics_are_read_seldom_while_groups_have_no_lag(
             ):
                 await (await producer.send("quiet", b"one"))
             assert [await count_scrapes() for _ in range(2)] == [1, 1]
+        finally:
+            await brokers.close()
+
+    asyncio.run(run())
+
+
+class LaggingBrokers(Brokers):
+    """The first `lag` answers about topics are those of a broker that lags behind."""
+
+    lag, stale = 0, dict[str, TopicState]()
+
+    async def describe_topics(self, topic_names: Sequence[str]) -> dict[str, TopicState]:
+        if self.lag:
+            self.lag -= 1
+            return dict(self.stale)
+        return await super().describe_topics(topic_names)
+
+
+@pytest.mark.parametrize(
+    ("lag", "found"),
+    [
+        # In the answer before the change, in that after it, and also in the further ones.
+        (1, (4, "True", "Reconciled")),
+        (2, (4, "True", "Reconciled")),
+        (20, (2, "False", "Creating")),
+    ],
+)
+def test_a_topic_grows_though_a_broker_lags(
+    broker: ShoalProcess, lag: int, found: tuple[int, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ready is not true before the partitions are seen: nothing would look again for a minute."""
+    monkeypatch.setattr(topics, "VISIBLE_PAUSES_SECONDS", (0, 0))
+
+    async def run() -> None:
+        world, brokers, name = World(broker), LaggingBrokers(broker.bootstrap), f"grows-{lag}"
+        world.kube.add(CLUSTER)
+
+        async def reconcile(partitions: int) -> float | None:
+            spec = {"cluster": "main", "partitions": partitions}
+            world.kube.add(resource("QueueTopic", name, **spec))
+            place = (world.kube, world.kube.store(), brokers, "n", "main")
+            return await QueueTopicReconciler(*place).reconcile([name])
+
+        try:
+            assert await reconcile(2) is None
+            brokers.stale = await brokers.describe_topics([name])
+            # Another operator has added them just now.
+            await brokers.create_partitions({name: 4} if lag < 20 else {})
+            brokers.lag = lag
+            again = await reconcile(4)
+            status = world.kube.find("QueueTopic", name)["status"]
+            assert (status["partitions"], *world.ready("QueueTopic", name)[:2]) == found
+            assert (again is None) == (found[1] == "True")
         finally:
             await brokers.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from shoal_operator.brokers.broker_states import TopicState
     from shoal_operator.model.resources.queue_topic import QueueTopicStatusPatch
+
+#: Pauses until a broker is asked again that does not know the newest changes of topics.
+VISIBLE_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,15 @@ def decide(
     return TopicActions(partitions=more, replicas=resized, config=changed, refusal=refused)
 
 
+def lacks_partitions(resource: QueueTopic, have: TopicState | None) -> bool:
+    """Return whether a topic does not have all partitions of its spec, or does not exist."""
+    return have is None or have.partitions < resource["spec"]["partitions"]
+
+
+def _has_code(errors: TopicErrors, code: ErrorCode) -> bool:
+    return errors.topic is not None and errors.topic.code == code
+
+
 class QueueTopicReconciler(BatchReconciler[QueueTopic]):
     """The reconciler of all QueueTopics of one cluster."""
 
@@ -149,7 +162,7 @@ class QueueTopicReconciler(BatchReconciler[QueueTopic]):
         await self._record_drift(plan, have, errors)
         resizes = await self._resize(plan, moving, errors)
         if changed := [name for name, (_, actions) in plan.items() if actions]:
-            have |= await self._brokers.describe_topics(changed)
+            have |= await self._describe_changed(plan, changed, errors)
         for resource in owned:
             await self._record_return(resource, have.get(get_topic_name(resource)))
         return [
@@ -158,6 +171,29 @@ class QueueTopicReconciler(BatchReconciler[QueueTopic]):
             )
             for name, (o, actions) in plan.items()
         ]
+
+    async def _describe_changed(
+        self,
+        plan: Mapping[str, tuple[QueueTopic, TopicActions]],
+        changed: Sequence[str],
+        errors: dict[str, TopicErrors],
+    ) -> dict[str, TopicState]:
+        """Describe topics after their changes, and drop the errors of partitions that they have.
+
+        The broker that answers may not know yet what the controller has committed, before this pass
+        or in it: ask again, but not for long.
+        """
+        had = {n for n, e in errors.items() if _has_code(e, ErrorCode.invalid_partitions)}
+        refused = errors.keys() - had
+        for pause in (*VISIBLE_PAUSES_SECONDS, None):
+            have = await self._brokers.describe_topics(changed)
+            complete = {n for n in changed if not lacks_partitions(plan[n][0], have.get(n))}
+            if pause is None or complete | refused >= set(changed):
+                break
+            await asyncio.sleep(pause)
+        for name in complete & had:
+            errors[name].topic = None
+        return have
 
     async def _record_drift(
         self,
@@ -258,10 +294,12 @@ class QueueTopicReconciler(BatchReconciler[QueueTopic]):
             }
             if resize is None:
                 fields["replicas"] = state.replicas
-        if state is None and not errors and not actions.refusal:
-            creating = Verdict.make_waiting("Creating", "The topic is being created.")
+        managed = resource["spec"].get("managed", True)
+        if managed and not errors and not actions.refusal and lacks_partitions(resource, state):
+            what = "The topic is" if state is None else "Partitions are"
+            creating = Verdict.make_waiting("Creating", f"{what} being created.")
             return ResourceOutcome(resource, creating, fields)
-        if state is not None and not resource["spec"].get("managed", True):
+        if state is not None and not managed:
             text = "The topic exists, and spec.managed is false."
             return ResourceOutcome(resource, Verdict(True, "NotManaged", text), fields)
         if state is not None:
