@@ -15,9 +15,13 @@ from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResou
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client, SyncClient
 from shoal.client.errors import KafkaError, expect
+from shoal.client.net.connection import Connection
 from shoal.client.settings import Settings
+from shoal.protocol import codec
+from shoal.protocol.api import ApiKey
 from shoal_operator.brokers.broker_states import TopicState
 from shoal_operator.brokers.calls import Brokers
+from shoal_operator.brokers.first_requests import FIRST_REQUESTS, prepare_first_requests
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.kube import kube as kube_module
@@ -615,3 +619,41 @@ def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
         return topic.partitions, topic.config, config, positions, world.calls["create_topics"]
 
     each_crash(broker, lambda world, _: world.kube.add(CLUSTER), change, look)
+
+
+def test_the_requests_of_a_start_are_prepared(
+    broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not would wait for its messages to be compiled, after the brokers have started."""
+    sent: set[tuple[int, int]] = set()
+    write = Connection._write  # noqa: SLF001
+
+    def note(self: Connection, api_key: ApiKey, version: int, *words: Any) -> Any:
+        sent.add((api_key, version))
+        return write(self, api_key, version, *words)
+
+    async def run() -> None:
+        world = World(broker)
+        world.kube.add(CLUSTER)
+        world.kube.add(resource("QueueTopic", "first", cluster="main", partitions=1))
+        group = {
+            "cluster": "main",
+            "topics": ["first"],
+            "lockDuration": "20s",
+            "deliveryLimit": 4,
+            "maxRecordLocks": 300,
+            "startOffset": "Latest",
+            "isolation": "ReadUncommitted",
+            "renewal": True,
+        }
+        world.kube.add(resource("ShareGroup", "first", **group))
+        await prepare_first_requests()
+        compiled = codec.build_struct.cache_info().misses
+        await world.settle()
+        assert codec.build_struct.cache_info().misses == compiled
+        assert world.ready("ShareGroup", "first") == ("True", "Reconciled", True)
+
+    monkeypatch.setattr(Connection, "_write", note)
+    asyncio.run(run())
+    # The disks of other brokers are not asked for here: this one has another id than the pod.
+    assert {(ApiKey.DESCRIBE_LOG_DIRS, 5), *sent} == set(FIRST_REQUESTS)

@@ -298,6 +298,16 @@ def write_response(api_key: int, version: int, body: Mapping[str, Any]) -> bytea
     return out
 
 
+def prepare(api_key: int, version: int) -> None:
+    """Load and compile now what a client's first request of this API would wait for: some
+    milliseconds each."""
+    is_flexible(api_key, version)
+    _build_writer(api_key, version, True)
+    _build_length_check(api_key, version, False)
+    if api_key not in _PLAIN_TIMES:
+        _build_reader(api_key, version, False)
+
+
 @cache
 def build_struct(cls: Any) -> Struct:
     """Return the layout of a kio entity."""

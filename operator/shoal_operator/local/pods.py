@@ -75,6 +75,12 @@ def is_broker(pod: Manifest) -> bool:
     return BROKER.items() <= pod["metadata"].get("labels", {}).items()
 
 
+def is_running(pod: Manifest) -> bool:
+    """Return whether a process of a pod runs."""
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    return any("running" in status["state"] for status in statuses)
+
+
 def is_ready(pod: Manifest) -> bool:
     """Return whether a pod is ready and not being deleted."""
     if pod["metadata"].get("deletionTimestamp"):

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from shoal_operator.brokers.first_requests import prepare_first_requests
 from shoal_operator.local import changes, manifests
 from shoal_operator.local.addresses import LocalLoop
 from shoal_operator.local.api import LocalApi, get_key, is_of_operator
 from shoal_operator.local.containers import BROKER_IMAGE
 from shoal_operator.local.machine import Machine
 from shoal_operator.local.manifests import Overrides
+from shoal_operator.local.pods import is_broker, is_running
 from shoal_operator.local.processes import get_start
 from shoal_operator.local.state_folder import StateFolder, read_json, update_file, write_text
 from shoal_operator.local.user_folders import UserFolders
@@ -62,6 +64,8 @@ class Up:
         self.api.subscribe(on_change)
         self._operator: Operator | None = None
         self._server: asyncio.Server | None = None
+        #: Begins once a broker starts, which leaves the time for it.
+        self._preparing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Let the operator act, and listen on the socket."""
@@ -101,6 +105,8 @@ class Up:
                 self._operator.on_update(manifest)
         if manifest["kind"] in ("QueueCluster", "Secret"):
             self._write_client_properties()
+        if self._preparing is None and is_broker(manifest) and is_running(manifest):
+            self._preparing = asyncio.create_task(prepare_first_requests())
         self._user_folders.on_change(manifest)
 
     # -- resources
