@@ -301,9 +301,10 @@ def test_an_interrupt_ends_consumers_while_the_brokers_serve(tmp_path: Path) -> 
 
 
 def test_the_next_up_ends_the_processes_of_a_killed_one(queue: LocalUp, tmp_path: Path) -> None:
-    """Nothing of another folder is ended."""
+    """Nothing of another folder is ended. Its consumers may end by themselves, without lag."""
     write_manifests(tmp_path, make_queue(["sleep", "1000"], minReplicas=1))
-    up, others = LocalUp(tmp_path), queue.list_processes()
+    processes = queue.list_processes()
+    up, others = LocalUp(tmp_path), {o: p for o, p in processes.items() if o.endswith("/broker")}
     assert others
     up.start()
     try:
