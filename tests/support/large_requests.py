@@ -111,7 +111,9 @@ class Filler:
     def _one(self, field: Field, path: tuple[str, ...]) -> Any:
         kind = field.type
         if isinstance(kind, Struct):
-            return None if field.nullable and not field.array else self.struct(kind, path)
+            leads_there = self._path[: len(path)] == path
+            is_left_out = field.nullable and not field.array and not leads_there
+            return None if is_left_out else self.struct(kind, path)
         is_long = self._is_long and path[: len(self._path)] == self._path
         if is_long and kind == "string":
             self._number += 1

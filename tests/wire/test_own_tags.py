@@ -122,7 +122,7 @@ def test_the_check_of_lengths_tells_which_parser_reads_a_body() -> None:
 
     def has_foreign_tags(api: ApiKey, version: int, data: bytes | bytearray) -> bool:
         layout = codec.build_struct(codec.load_entity(api, version, EntityType.request))
-        return length_check.compile_check(layout)(bytes(data), 0, 100)[2]
+        return bool(length_check.compile_check(layout)(bytes(data), 0, 100)[2])
 
     ranges = [{"first_hash": 0, "last_hash": 1}]
     for own, expected in (({}, False), ({"key_ranges": ranges}, True)):

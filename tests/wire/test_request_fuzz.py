@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import random
 import tracemalloc
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
-from shoal.protocol import codec, frames, length_check, produce
+from shoal.protocol import codec, frames, length_check, produce, slices
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Struct
@@ -74,7 +75,17 @@ def read(key: int, frame: bytearray) -> None:
     if row.read is not None:
         row.read(header.api_version, view, header.body_at)
     else:
-        codec.read_request(key, header.api_version, view.toreadonly(), header.body_at)
+        source = key, header.api_version, view.toreadonly(), header.body_at
+        try:
+            body = codec.read_request(*source)
+        except WireError:
+            with pytest.raises(WireError):
+                slices.drain(codec.read_request_in_slices(*source))
+            raise
+        in_slices = slices.drain(codec.read_request_in_slices(*source))
+        # With tags of ours that have their defaults, the one has attributes of plain values.
+        if isinstance(in_slices, SimpleNamespace) == isinstance(body, SimpleNamespace):
+            assert repr(in_slices) == repr(body)  # In which NaN equals itself.
 
 
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)

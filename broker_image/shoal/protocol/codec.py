@@ -25,13 +25,13 @@ from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
-from shoal.protocol import compiler, extensions, length_check
+from shoal.protocol import compiler, extensions, length_check, slices
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError, to_error_code
 from shoal.protocol.schema import Field, Struct, get_default
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 Kind = typing.Literal[EntityType.request, EntityType.response]
 _DURATIONS = {
@@ -167,6 +167,9 @@ def _build_reader(
     return entity_reader(_load_entity(api_key, version, is_request))
 
 
+_get_entity_reader = cache(entity_reader)
+
+
 def _load_entity(api_key: int, version: int, is_request: bool) -> Any:
     return load_entity(api_key, version, EntityType.request if is_request else EntityType.response)
 
@@ -206,12 +209,12 @@ def _read_leniently(api_key: int, version: int, is_request: bool, buf: memoryvie
     cls = _load_entity(api_key, version, is_request)
     defaults = extensions.get_defaults(api_key)
     if is_request and not defaults:
-        _build_length_check(api_key, version, True)(buf, at, ODD_ENTRIES_MAX)
+        _check_odd(api_key, version, buf, at)
     body, _ = compiler.get_reader(build_struct(cls))(buf, at)
     if defaults and _has_non_default(body, defaults):
         return _as_attributes(body)
     if is_request and defaults:
-        _build_length_check(api_key, version, True)(buf, at, ODD_ENTRIES_MAX)
+        _check_odd(api_key, version, buf, at)
     return _make_builder(cls)(body)
 
 
@@ -247,15 +250,86 @@ def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     may be null. The body is checked before it is parsed: kio allocates memory for as many entries
     as an array claims. Four bytes of a hostile request could otherwise end the process.
     """
+    foreign_tags = _check_request(api_key, version, buf, at)
+    return _read(api_key, version, True, buf, at, bool(foreign_tags))
+
+
+def _check_request(api_key: int, version: int, buf: Any, at: int) -> list[int]:
+    """Check the size and the lengths of a body. Return its tags beyond Kafka's schema."""
     name = _get_name(api_key)
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
         check = _build_length_check(api_key, version, True)
-        has_foreign_tags = check(buf, at, find_max_entries(api_key))[2]
+        return check(buf, at, find_max_entries(api_key))[2]
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
-    return _read(api_key, version, True, buf, at, has_foreign_tags)
+
+
+def read_request_in_slices(
+    api_key: int, version: int, buf: memoryview, at: int = 0
+) -> slices.Slices:
+    """Parse a request body like `read_request`, and yield between parts of the work."""
+    foreign_tags = _check_request(api_key, version, buf, at)
+    yield
+    try:
+        has_own_tags = not extensions.get_tags(api_key).isdisjoint(foreign_tags)
+        if foreign_tags and not has_own_tags:
+            _check_odd(api_key, version, buf, at)
+            yield
+        maker = _ATTRIBUTES
+        if api_key not in _PLAIN_TIMES and not has_own_tags:
+            maker = _make_entities(api_key, version, buf, at, foreign_tags)
+        layout = build_struct(_load_entity(api_key, version, True))
+        return (yield from slices.SlicedReader(buf, maker).read(layout, at))
+    except (WireError, *_MALFORMED) as error:
+        kind_of_error = "" if isinstance(error, WireError) else f"{type(error).__name__}: "
+        raise WireError(f"{_get_name(api_key)} v{version}: {kind_of_error}{error}") from None
+
+
+def _check_odd(api_key: int, version: int, buf: Any, at: int) -> None:
+    _build_length_check(api_key, version, True)(buf, at, ODD_ENTRIES_MAX)
+
+
+def _read_leaf_as_attributes(layout: Struct, buf: memoryview, at: int) -> tuple[Any, int]:
+    value, at = compiler.get_reader(layout)(buf, at)
+    return _as_attributes(value), at
+
+
+def _make_attributes(_layout: Struct, values: dict[str, Any], made: Collection[str]) -> Any:
+    return types.SimpleNamespace(
+        **{name: v if name in made else _as_attributes(v) for name, v in values.items()}
+    )
+
+
+#: A body with times as plain numbers, or with our own tags.
+_ATTRIBUTES = slices.Maker(_read_leaf_as_attributes, _make_attributes, list)
+
+
+def _make_entities(
+    api_key: int, version: int, buf: memoryview, at: int, foreign_tags: list[int]
+) -> slices.Maker:
+    """Return what makes kio's entities. kio reads structs without arrays, as long as it takes
+    them."""
+    is_odd = bool(foreign_tags)
+
+    def read_leaf(layout: Struct, view: memoryview, place: int) -> tuple[Any, int]:
+        nonlocal is_odd
+        cls = _classes[id(layout)]
+        if not is_odd:
+            try:
+                value, size = _get_entity_reader(cls)(view, place)
+                return value, place + size
+            except _MALFORMED:
+                _check_odd(api_key, version, buf, at)
+                is_odd = True
+        body, place = compiler.get_reader(layout)(view, place)
+        return _make_builder(cls)(body), place
+
+    def make(layout: Struct, values: dict[str, Any], made: Collection[str]) -> Any:
+        return _make_builder(_classes[id(layout)])(values, made)
+
+    return slices.Maker(read_leaf, make, tuple)
 
 
 @cache
@@ -267,7 +341,7 @@ def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """Parse a response body, whose arrays have no more entries than it has bytes."""
     try:
         check = _build_length_check(api_key, version, False)
-        has_foreign_tags = check(buf, at, len(buf) - at)[2]
+        has_foreign_tags = bool(check(buf, at, len(buf) - at)[2])
     except WireError as error:
         name = _get_name(api_key)
         raise WireError(f"{name} v{version}: {error}") from None
@@ -314,7 +388,13 @@ def build_struct(cls: Any) -> Struct:
     hints = typing.get_type_hints(cls)
     fields = tuple(_build_field(f, hints[f.name]) for f in dataclasses.fields(cls))
     own = extensions.OWN_FIELDS.get((getattr(cls, "__api_key__", -1), cls.__name__), ())
-    return Struct(cls.__name__, bool(cls.__flexible__), fields + own)
+    layout = Struct(cls.__name__, bool(cls.__flexible__), fields + own)
+    _classes[id(layout)] = cls
+    return layout
+
+
+#: kio's entity of each layout.
+_classes: dict[int, Any] = {}
 
 
 def _find_item_type(hint: Any) -> tuple[Any, bool, bool]:
@@ -360,8 +440,9 @@ def _to_plain(value: Any) -> Any:
 
 
 @cache
-def _make_builder(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """Return a function that makes kio's entity of a body that `compiler.get_reader` has parsed."""
+def _make_builder(cls: Any) -> Callable[..., Any]:
+    """Return a function that makes kio's entity of a body that `compiler.get_reader` has parsed. A
+    second argument names fields that have kio's values already."""
     hints = typing.get_type_hints(cls)
     plans = []
     # The struct's own tags come after kio's fields.
@@ -370,11 +451,13 @@ def _make_builder(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
         make = _find_converter(field.metadata.get("kafka_type"), item_type, nullable=nullable)
         plans.append((field.name, layout.name, make, array))
 
-    def build(body: Mapping[str, Any]) -> Any:
+    def build(body: Mapping[str, Any], made: Collection[str] = ()) -> Any:
         values = {}
         for name, key, make, array in plans:
             value = body[key]
-            if value is not None and array:
+            if key in made:
+                pass
+            elif value is not None and array:
                 value = tuple(value if make is None else map(make, value))
             elif value is not None and make is not None:
                 value = make(value)

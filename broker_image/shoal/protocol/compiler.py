@@ -24,7 +24,7 @@ Reader = Callable[[memoryview, int], tuple[dict[str, Any], int]]
 # Caches by identity, since defaults may be unhashable. They keep the struct so that its id stays
 # unique.
 _writers: dict[int, tuple[Writer, Struct]] = {}
-_readers: dict[int, tuple[Reader, Struct]] = {}
+_readers: dict[tuple[int, bool], tuple[Reader, Struct]] = {}
 _writers_around: dict[tuple[int, str], tuple[tuple[Writer, Writer], Struct]] = {}
 NO_UUID = bytes(16)
 _IDS_MAX = 4096
@@ -170,12 +170,13 @@ def get_writer(struct: Struct) -> Writer:
     return entry[0]
 
 
-def get_reader(struct: Struct) -> Reader:
-    """Return the reader of `struct`, compiled once. It raises `WireError` on invalid bytes."""
-    entry = _readers.get(id(struct))
+def get_reader(struct: Struct, *, reads_tags: bool = True) -> Reader:
+    """Return the reader of `struct`, compiled once. It raises `WireError` on invalid bytes. With
+    `reads_tags` false, it ends before the tagged fields."""
+    entry = _readers.get((id(struct), reads_tags))
     if entry is None:
-        entry = (_compile_reader(struct), struct)
-        _readers[id(struct)] = entry
+        entry = (_compile_reader(struct, reads_tags), struct)
+        _readers[id(struct), reads_tags] = entry
     return entry[0]
 
 
@@ -312,9 +313,9 @@ def _write_tagged(src: FunctionSource, tagged: list[Field]) -> None:
     src.add("put_uvarint(out, tag); put_uvarint(out, len(data)); out += data", 2)
 
 
-def _compile_reader(struct: Struct) -> Reader:
+def _compile_reader(struct: Struct, reads_tags: bool) -> Reader:
     src = FunctionSource("def f(buf, at):")
-    plain = [f for f in struct.fields if f.tag is None]
+    plain = [f for f in struct.fields if f.tag is None or not reads_tags]
     src.add("v = {}")
     for run in group_fixed_runs(plain):
         if is_fixed(run[0]):
@@ -331,9 +332,9 @@ def _compile_reader(struct: Struct) -> Reader:
         else:
             _read_value(src, run[0], struct.flexible, 1)
     for f in struct.fields:
-        if f.tag is not None:
+        if f.tag is not None and reads_tags:
             src.add(f"v[{f.name!r}] = {src.add_constant(f.default)}")
-    if struct.flexible:
+    if struct.flexible and reads_tags:
         _read_tagged(src, [f for f in struct.fields if f.tag is not None])
     src.add("return v, at")
     return _wrap_reader(src.build_function())
@@ -374,7 +375,8 @@ def _read_value(src: FunctionSource, field: Field, flexible: bool, depth: int) -
             src.add(f"if n < 0: {name} = []", depth)
     elif isinstance(field.type, Struct) and field.nullable:
         src.add("at += 1", depth)
-        src.add(f"if buf[at - 1] != 1: {name} = None", depth)
+        # As kio's parser: -1 is null, and in a tag all but 1.
+        src.add(f"if buf[at - 1] {'== 255' if field.tag is None else '!= 1'}: {name} = None", depth)
         src.add("else:", depth)
         _read_one(src, field.type, flexible, depth + 1)
         src.add(f"{name} = x", depth + 1)

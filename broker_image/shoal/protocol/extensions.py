@@ -226,3 +226,9 @@ def get_defaults(api_key: int) -> dict[str, Any]:
     return {
         f.name: f.default for (key, _), own in OWN_FIELDS.items() if key == api_key for f in own
     }
+
+
+@cache
+def get_tags(api_key: int) -> frozenset[int | None]:
+    """Return the tags of an API's fields."""
+    return frozenset(f.tag for (key, _), own in OWN_FIELDS.items() if key == api_key for f in own)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.protocol import codec
+from shoal.protocol import codec, slices
 from shoal.protocol.api import ApiKey
 from shoal.protocol.compiler import GATHER_SIZE_MIN, get_uvarint, parse_uuid, put_uvarint
 from shoal.protocol.errors import ErrorCode, WireError, to_error_code
@@ -137,6 +137,11 @@ def read_request(version: int, frame: memoryview, at: int) -> Any:
         if request is not None:
             return request
     return codec.read_request(ApiKey.FETCH, version, frame.toreadonly(), at)
+
+
+def read_request_in_slices(version: int, frame: memoryview, at: int) -> slices.Slices:
+    """Parse a large body, in slices."""
+    return codec.read_request_in_slices(ApiKey.FETCH, version, frame.toreadonly(), at)
 
 
 def read_usual_request(frame: memoryview, at: int) -> FetchRequest | None:

@@ -25,11 +25,11 @@ from shoal.protocol.extensions import TAG_MIN
 from shoal.protocol.schema import FIXED, TAGS_MAX, Field, Struct
 
 #: Takes a buffer, an offset and the allowed number of array entries. Returns the offset after the
-#: message, the remaining number of entries, and whether the message has tags beyond Kafka's schema
-#: of its version, our own (`extensions`) or unknown ones, or a tag of another size than its value,
-#: with which it could have some where kio looks for them. Raises `WireError`, also for a null where
-#: the schema has none, as kio does.
-LengthCheck = Callable[[Any, int, int], tuple[int, int, bool]]
+#: message, the remaining number of entries, and the message's tags beyond Kafka's schema of its
+#: version, our own (`extensions`) or unknown ones, or a tag of another size than its value, with
+#: which it could have some where kio looks for them. Raises `WireError`, also for a null where the
+#: schema has none, as kio does.
+LengthCheck = Callable[[Any, int, int], tuple[int, int, list[int]]]
 #: The same for a struct in a message. It appends the tags to a list.
 _StructCheck = Callable[[Any, int, int, list[int]], tuple[int, int]]
 
@@ -41,7 +41,7 @@ def compile_check(struct: Struct) -> LengthCheck:
     """Return the check of a whole message."""
     inner = _get_check(struct)
 
-    def check(buf: Any, at: int, remaining: int) -> tuple[int, int, bool]:
+    def check(buf: Any, at: int, remaining: int) -> tuple[int, int, list[int]]:
         foreign: list[int] = []
         try:
             at, remaining = inner(buf, at, remaining, foreign)
@@ -49,7 +49,7 @@ def compile_check(struct: Struct) -> LengthCheck:
             raise WireError("the message ends early") from None
         if at > len(buf):
             raise WireError("the message ends early")
-        return at, remaining, bool(foreign)
+        return at, remaining, foreign
 
     return check
 

@@ -135,10 +135,13 @@ def read_flexible(version: int, frame: memoryview, at: int) -> ProduceRequest:
                 at += size - 1
             else:
                 partitions.append((index, None))
-            at = _skip_tags(frame, at)
-        at = _skip_tags(frame, at)
+            if frame[at]:
+                at, entries_left = _skip_tags(frame, at, entries_left)
+            else:
+                at += 1
+        at, entries_left = _skip_tags(frame, at, entries_left)
         topics.append(ProduceTopic(name, topic_id, partitions))
-    _skip_tags(frame, at)
+    _skip_tags(frame, at, entries_left)
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
@@ -196,11 +199,13 @@ def _check_count(count: int, size_min: int, frame: memoryview, at: int, entries_
     return entries_left - count
 
 
-def _skip_tags(frame: memoryview, at: int) -> int:
+def _skip_tags(frame: memoryview, at: int, entries_left: int) -> tuple[int, int]:
+    """Return the offset after the tagged fields of a struct, each of which counts as an entry, and
+    how many of the `entries_left` entries are left."""
     if frame[at] == 0:
-        return at + 1
+        return at + 1, entries_left
     count, at = get_uvarint(frame, at)
-    if count > TAGS_MAX:
+    if count > min(TAGS_MAX, entries_left):
         raise WireError(f"a struct with {count} tagged fields")
     for _ in range(count):
         _, at = get_uvarint(frame, at)
@@ -208,7 +213,7 @@ def _skip_tags(frame: memoryview, at: int) -> int:
         at += size
         if at > len(frame):
             raise WireError("a tagged field past the end of the request")
-    return at
+    return at, entries_left - count
 
 
 def write_success_response(version: int, topics: Sequence[Mapping[str, Any]]) -> bytearray:

@@ -15,6 +15,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
+from shoal.protocol import slices
 from shoal.protocol.codec import BODY_SIZE_MAX, WHOLE_ENTRIES_MAX
 from shoal.protocol.compiler import STRING_SIZE_MAX, find_uuid, get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
@@ -26,10 +27,11 @@ from shoal.protocol.extensions import (
 )
 from shoal.protocol.reasons import REASONS_MAX, REQUEST_BYTES_MAX
 from shoal.protocol.schema import TAGS_MAX
+from shoal.protocol.slices import SLICE_ENTRIES
 from shoal.protocol.text import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
 #: First version with record limits as acquire mode and with renewals (KIP-1206, KIP-1222).
 RENEWAL_FROM = 2
@@ -189,6 +191,12 @@ class ShareAcknowledgePartition(NamedTuple):
 
 def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
     """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
+    request: ShareFetchRequest = slices.drain(read_fetch_in_slices(version, frame, at))
+    return request
+
+
+def read_fetch_in_slices(version: int, frame: memoryview, at: int) -> slices.Slices:
+    """Parse the body of a fetch that starts at `at`, and yield between parts of the work."""
     _check_size(frame)
     try:
         group_id, at = _read_id(frame, at)
@@ -201,9 +209,9 @@ def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
             mode, renew = frame[at], frame[at + 1] != 0
             mode -= (mode & 0x80) << 1
             at += 2
-        topics, at = _read_topics(frame, at)
-        forgotten, at = _read_forgotten(frame, at)
-        _skip_tags(frame, at)
+        room = _Room()
+        topics, at = yield from _read_topics(frame, at, room)
+        forgotten = yield from _read_forgotten(frame, at, room)
     except (IndexError, ValueError, struct.error) as error:
         raise WireError(f"a share fetch that does not fit its layout: {error}") from None
     return ShareFetchRequest(
@@ -224,6 +232,12 @@ def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
 
 def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowledgeRequest:
     """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
+    request: ShareAcknowledgeRequest = slices.drain(read_acknowledge_in_slices(version, frame, at))
+    return request
+
+
+def read_acknowledge_in_slices(version: int, frame: memoryview, at: int) -> slices.Slices:
+    """Parse the body of an acknowledgement, and yield between parts of the work."""
     _check_size(frame)
     try:
         group_id, at = _read_id(frame, at)
@@ -237,8 +251,9 @@ def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowled
         undelivered = None
         topics = _read_single(frame, at)
         if topics is None:
-            topics, at = _read_topics(frame, at)
-            undelivered, _ = _read_tagged_value(frame, at, UNDELIVERED_TAG, _BOOL)
+            room = _Room()
+            topics, at = yield from _read_topics(frame, at, room)
+            undelivered, _ = _read_tagged_value(frame, at, room, UNDELIVERED_TAG, _BOOL)
     except (IndexError, ValueError, struct.error) as error:
         raise WireError(f"a share acknowledgement that does not fit: {error}") from None
     return ShareAcknowledgeRequest(group_id, member_id, epoch, renew, topics, bool(undelivered))
@@ -261,46 +276,73 @@ def _read_single(frame: memoryview, at: int) -> Acknowledgements | None:
     return None
 
 
-def _read_topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
-    count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
+def _read_topics(
+    frame: memoryview, at: int, room: _Room
+) -> Generator[None, None, tuple[Acknowledgements, int]]:
+    """Parse the topics, in slices of some entries."""
+    count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, room.entries_left)
+    room.entries_left -= count
     topics: Acknowledgements = []
-    room = _ReasonRoom()
+    weight = 0
     for _ in range(count):
-        topic_id = find_uuid(bytes(frame[at : at + 16]))
-        count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, WHOLE_ENTRIES_MAX)
-        partitions = []
-        for _ in range(count):
-            index = _INDEX.unpack_from(frame, at)[0]
-            count, at = _read_count(frame, at + 4, _BATCH_SIZE_MIN)
-            batches = _read_uniform_batches(frame, at, count) if count > _FEW else []
-            if batches:
-                at, count = at + count * _ONE_TYPE.size, 0
-            for _ in range(count):
-                # One type for all offsets and no tags, as for a record that is acknowledged
-                # individually.
-                first, last, size, kind, tags = _ONE_TYPE.unpack_from(frame, at)
-                if size == 2 and tags == 0:
-                    batches.append((first, last, kind))
-                    at += _ONE_TYPE.size
-                    continue
-                size, at = _read_count(frame, at + 16, 1)
-                types = bytes(frame[at : at + size])
-                extensions, at = _read_extensions(frame, at + size, room)
-                batches.append((first, last, types, *extensions))
-            at = at + 1 if frame[at] == 0 else _skip_tags(frame, at)
-            partitions.append((index, batches))
-        at = at + 1 if frame[at] == 0 else _skip_tags(frame, at)
-        topics.append((topic_id, partitions))
+        before = room.entries_left
+        topic, at = _read_topic(frame, at, room)
+        topics.append(topic)
+        weight += 1 + before - room.entries_left
+        if weight > SLICE_ENTRIES:
+            weight = 0
+            yield
     return topics, at
 
 
-class _ReasonRoom:
-    """How many reasons of a request are still read, and how many bytes of them."""
+def _read_topic(
+    frame: memoryview, at: int, room: _Room
+) -> tuple[tuple[UUID, list[tuple[int, list[AcknowledgementBatch]]]], int]:
+    topic_id = find_uuid(bytes(frame[at : at + 16]))
+    count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, room.entries_left)
+    room.entries_left -= count
+    partitions = []
+    for _ in range(count):
+        index = _INDEX.unpack_from(frame, at)[0]
+        count, at = _read_count(frame, at + 4, _BATCH_SIZE_MIN, room.batches_left)
+        room.batches_left -= count
+        batches = _read_uniform_batches(frame, at, count) if count > _FEW else []
+        if batches:
+            at, count = at + count * _ONE_TYPE.size, 0
+        room.take_entries(count)
+        for _ in range(count):
+            # One type for all offsets and no tags, as for a record that is acknowledged
+            # individually.
+            first, last, size, kind, tags = _ONE_TYPE.unpack_from(frame, at)
+            if size == 2 and tags == 0:
+                batches.append((first, last, kind))
+                at += _ONE_TYPE.size
+                continue
+            size, at = _read_count(frame, at + 16, 1)
+            types = bytes(frame[at : at + size])
+            extensions, at = _read_extensions(frame, at + size, room)
+            batches.append((first, last, types, *extensions))
+        at = at + 1 if frame[at] == 0 else _skip_tags(frame, at, room)
+        partitions.append((index, batches))
+    at = at + 1 if frame[at] == 0 else _skip_tags(frame, at, room)
+    return (topic_id, partitions), at
 
-    __slots__ = ("bytes_left", "reasons_left")
+
+class _Room:
+    """How many entries and acknowledgements a request may still have in all its arrays, how many
+    of its reasons are still read, and how many bytes of them."""
+
+    __slots__ = ("batches_left", "bytes_left", "entries_left", "reasons_left")
 
     def __init__(self) -> None:
+        self.entries_left, self.batches_left = WHOLE_ENTRIES_MAX, BATCHES_MAX
         self.reasons_left, self.bytes_left = REASONS_MAX, REQUEST_BYTES_MAX
+
+    def take_entries(self, count: int) -> None:
+        """Count entries that are read one by one. Raises `WireError` for more than there may be."""
+        self.entries_left -= count
+        if self.entries_left < 0:
+            raise WireError(f"arrays of more than {WHOLE_ENTRIES_MAX} entries")
 
     def take(self, size: int) -> bool:
         """Whether a reason of this size is read. Others are passed over."""
@@ -312,10 +354,10 @@ class _ReasonRoom:
 
 
 def _read_extensions(
-    frame: memoryview, at: int, room: _ReasonRoom
+    frame: memoryview, at: int, room: _Room
 ) -> tuple[tuple[()] | tuple[int] | tuple[int | None, bytes], int]:
     """Return what the tagged fields at `at` add to a batch, and the offset after them."""
-    end = _skip_tags(frame, at)
+    end = _skip_tags(frame, at, room)
     delay_ms, reason = None, b""
     count, at = get_uvarint(frame, at)
     for _ in range(count):
@@ -344,10 +386,10 @@ def _read_uniform_batches(frame: memoryview, at: int, count: int) -> list[Acknow
 
 
 def _read_tagged_value(
-    frame: memoryview, at: int, wanted_tag: int, form: struct.Struct
+    frame: memoryview, at: int, room: _Room, wanted_tag: int, form: struct.Struct
 ) -> tuple[int | None, int]:
     """Return one value of the tagged fields at `at`, or None, and the offset after them."""
-    end = _skip_tags(frame, at)
+    end = _skip_tags(frame, at, room)
     count, at = get_uvarint(frame, at)
     for _ in range(count):
         tag, at = get_uvarint(frame, at)
@@ -358,15 +400,23 @@ def _read_tagged_value(
     return None, end
 
 
-def _read_forgotten(frame: memoryview, at: int) -> tuple[list[tuple[UUID, list[int]]], int]:
-    count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, WHOLE_ENTRIES_MAX)
+def _read_forgotten(
+    frame: memoryview, at: int, room: _Room
+) -> Generator[None, None, list[tuple[UUID, list[int]]]]:
+    """Parse the topics that leave the session, and the end of the request, in slices."""
+    count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, room.entries_left)
+    room.entries_left -= count
     forgotten = []
-    for _ in range(count):
+    for number in range(count):
+        if number % SLICE_ENTRIES == SLICE_ENTRIES - 1:
+            yield
         topic_id = find_uuid(bytes(frame[at : at + 16]))
-        size, at = _read_count(frame, at + 16, 4)
+        size, at = _read_count(frame, at + 16, 4, room.batches_left)
+        room.batches_left -= size
         forgotten.append((topic_id, list(struct.unpack_from(f">{size}i", frame, at))))
-        at = _skip_tags(frame, at + 4 * size)
-    return forgotten, at
+        at = _skip_tags(frame, at + 4 * size, room)
+    _skip_tags(frame, at, room)
+    return forgotten
 
 
 def _read_count(
@@ -409,12 +459,14 @@ def _read_string(frame: memoryview, at: int) -> tuple[str | None, int]:
     return decode(frame[at:end]), end
 
 
-def _skip_tags(frame: memoryview, at: int) -> int:
+def _skip_tags(frame: memoryview, at: int, room: _Room) -> int:
+    """Return the offset after the tagged fields of a struct, each of which counts as an entry."""
     if frame[at] == 0:
         return at + 1
     count, at = get_uvarint(frame, at)
     if count > TAGS_MAX:
         raise WireError(f"a struct with {count} tagged fields")
+    room.take_entries(count)
     for _ in range(count):
         _, at = get_uvarint(frame, at)
         size, at = get_uvarint(frame, at)

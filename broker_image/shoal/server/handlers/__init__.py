@@ -165,6 +165,7 @@ _ROWS = (
         ),
         fetch.handle,
         read=fetch_messages.read_request,
+        read_in_slices=fetch_messages.read_request_in_slices,
         on=BOTH,
         on_controllers=raft.fetch,
         early=True,
@@ -648,6 +649,7 @@ _ROWS = (
         share_fetch.handle,
         share_fetch.refuse,
         share_messages.read_fetch,
+        share_messages.read_fetch_in_slices,
         feature="share.version",
     ),
     Api(
@@ -657,6 +659,7 @@ _ROWS = (
         share_acknowledge.handle,
         share_acknowledge.refuse,
         share_messages.read_acknowledge,
+        share_messages.read_acknowledge_in_slices,
         feature="share.version",
     ),
     Api(ApiKey.ADD_RAFT_VOTER, range(2), ALTER_CLUSTER, raft.handle, on=BOTH, by_controller=True),

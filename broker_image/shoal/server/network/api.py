@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shoal.protocol.api import ApiKey
     from shoal.protocol.errors import ErrorCode
     from shoal.protocol.frames import RequestHeader
+    from shoal.protocol.slices import Slices
     from shoal.security.requirements import ApiPermissions
 
 Buffer = bytes | bytearray | memoryview
@@ -179,6 +180,9 @@ class Api:
     refuse: Callable[[Request, ErrorCode, str | None], Body] | None = None
     #: Decodes the body instead of kio, for APIs on the hot path: (version, frame, offset) -> body.
     read: Callable[[int, memoryview, int], Any] | None = None
+    #: The same for large bodies, in slices: it yields between turns of the event loop. Without it,
+    #: the general codec reads them, and `read` those of APIs that have it.
+    read_in_slices: Callable[[int, memoryview, int], Slices] | None = None
     #: Checks a client's request on the node that received it, before it is handled or forwarded:
     #: (context, request). Raises `ApiError`.
     admit: Callable[[Any, Request], None] | None = None

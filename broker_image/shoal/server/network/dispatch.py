@@ -33,6 +33,7 @@ from shoal.server.network.encoding import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from shoal.protocol.slices import Slices
     from shoal.server.authorization import AccessControl
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import MetricRegistry
@@ -161,6 +162,11 @@ class Dispatcher:
         if version not in api.versions:
             return _build_unsupported_version(api, header)
         view = memoryview(frame)
+        slices = _read_in_slices(api, header, view)
+        if slices is not None:
+            request = Request(header, None, peer, received_ns, len(frame), is_in_pieces=True)
+            task = asyncio.ensure_future(self._read_and_answer(api, frame, request, slices))
+            return PendingResponse(self, request, task)
         body = (
             api.read(version, view, header.body_at)
             if api.read is not None
@@ -183,6 +189,14 @@ class Dispatcher:
                 return PendingResponse(self, request, answer)
             return self.resolve(request, answer)
         return self._respond(request, answer)
+
+    async def _read_and_answer(
+        self, api: Api, frame: bytearray, request: Request, slices: Slices
+    ) -> Any:
+        """Read the body of a large request in turns of the event loop, then answer it."""
+        await pieces.read(slices, request, self._monotonic_ns)
+        answer = self._answer(api, frame, request)
+        return await answer if isinstance(answer, AWAITED) else answer
 
     def _answer(self, api: Api, frame: bytearray, request: Request) -> Any:
         """Return the answer to a request after this node's checks of it. Raises `ApiError`."""
@@ -298,6 +312,19 @@ class Dispatcher:
             return self._encode_response(request, self._errors.build_body(request, error))
         except ApiError as refused:  # A name in the request does not fit into a response.
             raise WireError(str(refused)) from None
+
+
+def _read_in_slices(api: Api, header: frames.RequestHeader, view: memoryview) -> Slices | None:
+    """Return what reads a large body in slices; None for others, and where the API's own parser
+    reads it at once."""
+    if len(view) <= pieces.READ_AT_ONCE_BYTES:
+        return None
+    if api.read_in_slices is not None:
+        return api.read_in_slices(header.api_version, view, header.body_at)
+    if api.read is not None:
+        return None
+    body = view.toreadonly()
+    return codec.read_request_in_slices(api.key, header.api_version, body, header.body_at)
 
 
 def _make_unserved_error(frame: bytearray, peer: Peer, advertised: Mapping[int, Api]) -> WireError:

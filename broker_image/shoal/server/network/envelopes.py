@@ -5,6 +5,7 @@ The controller's own requests to itself take the same way, without an Envelope o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,8 @@ class EnvelopeHandler:
         header = frames.read_request_header(frame, api.versions)
         if header.api_version not in api.versions:
             raise WireError(f"{api.key.name} v{header.api_version} is not served")
-        body = codec.read_request(
-            header.api_key, header.api_version, memoryview(frame), header.body_at
-        )
-        request = Request(header, body, peer, size=len(frame), id=request_id)
+        request = Request(header, None, peer, size=len(frame), id=request_id)
+        await _read_body(request, frame)
         if not self._is_active_controller():
             raise ApiError(ErrorCode.not_controller)
         try:
@@ -71,3 +70,12 @@ class EnvelopeHandler:
                 raise
             answer = self._errors.build_body(request, error)
         return b"".join(encode_body(request, answer))
+
+
+async def _read_body(request: Request, frame: bytes) -> None:
+    header = request.header
+    source = header.api_key, header.api_version, memoryview(frame), header.body_at
+    if len(frame) > pieces.READ_AT_ONCE_BYTES:
+        await pieces.read(codec.read_request_in_slices(*source), request, time.perf_counter_ns)
+    else:
+        request.body = codec.read_request(*source)

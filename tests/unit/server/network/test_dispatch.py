@@ -13,7 +13,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.security.requirements import PUBLIC
 from shoal.server import logs
-from shoal.server.network.api import Api, Handler, Peer
+from shoal.server.network.api import Api, Handler, Peer, Request
 from shoal.server.network.dispatch import ControllerPort, PendingResponse
 
 if TYPE_CHECKING:
@@ -103,3 +103,40 @@ def test_requests_to_the_controller_are_forwarded_from_other_nodes(is_local: boo
     buffers = answer_of(lambda b, r: {"producer_id": 5}, by_controller=True, controller=controller)
     assert parsed(buffers).producer_id == (5 if is_local else 6)
     assert len(controller.forwarded) == (0 if is_local else 1)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_large_body_is_read_in_turns(is_cut: bool) -> None:
+    """The connection waits for it with its next request (`is_in_pieces`)."""
+    handled: list[int] = []
+
+    def handle(_context: object, request: Request) -> dict[str, object]:
+        handled.append(len(request.body.topics))
+        return {}
+
+    async def main() -> Buffers:
+        server = Server(Api(ApiKey.METADATA, range(14), PUBLIC, handle))
+        topics = [{"topic_id": None, "name": f"t{number}"} for number in range(5000)]
+        body = codec.write_request(ApiKey.METADATA, 12, {"topics": topics})
+        if is_cut:
+            del body[-3:]
+        frame = frames.build_request_head(ApiKey.METADATA, 12, 7, "t") + body
+        peer = Peer("h", 1, LISTENER, "User:ANONYMOUS", "c")
+        pending = server.dispatcher.handle(bytearray(frame), peer)
+        assert isinstance(pending, PendingResponse)
+        assert pending.request is not None
+        assert pending.request.is_in_pieces
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not handled, "it is still read"
+        ready = asyncio.Event()
+        pending.on_ready(lambda _: ready.set())
+        await ready.wait()
+        return pending.build_buffers()
+
+    if is_cut:
+        with pytest.raises(WireError):
+            uvloop.run(main())
+    else:
+        uvloop.run(main())
+    assert sum(handled) == (0 if is_cut else 5000)
