@@ -7,11 +7,14 @@ line, column and operator), so the same sample can be tried before and after a c
     mutants.py cover build/before tests/unit tests/model   # which tests run which lines
     mutants.py run build/before build/before.json --rate 0.02 --only 'log|quorum'
     mutants.py compare build/before.json build/after.json
+    mutants.py robust --only 'token'                        # mends that are undone, one at a time
 
 `cover` writes PREFIX.coverage, with a context for each test function, and PREFIX.costs.json, and
 prints line and branch coverage by package. `run` forks a process for each mutant, which changes the
 module as it is imported, and runs the tests of the changed line, the cheapest first, until one
-fails. No file of the tree is changed. `cover` needs coverage (pip install coverage==7.17.5).
+fails. `robust` undoes each mend of `robust_mutants` in a copy of the tree, where brokers of tests
+have it, too. No file of the tree itself is changed. `cover` needs coverage (pip install
+coverage==7.17.5).
 
 Not cosmic-ray: it writes each mutant into the checkout and runs one command for all of them. Not
 mutmut: it leaves out decorated functions, such as properties, and wants one source root.
@@ -30,6 +33,8 @@ import os
 import random
 import re
 import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,9 +42,13 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import robust_mutants
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import CodeType, ModuleType
+
+    from robust_mutants import Undone
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE, OPERATOR = "broker_image/shoal", "operator/shoal_operator"
@@ -61,6 +70,19 @@ PARTS = {
 #: CPU seconds of the tests that a mutant gets, by their cost without one; and of their start. A
 #: mutant that takes many times as long counts as found.
 TESTS_S, START_S, TIMES = 30.0, 20, 6
+#: Outcomes of a mutant that a test has found.
+CAUGHT = ("killed", "ran too long")
+#: What a copy of the tree has, and which of it has packages.
+SOURCE_ROOTS = ("broker_image", "operator", "spark_operator_jobs")
+COPIED = (
+    *SOURCE_ROOTS,
+    *("tests", "tools", "bench", "docs", "crds", "helm", "examples", ".github", "pyproject.toml"),
+    *("Makefile", "README.md", "CHANGELOG.md", ".ci"),
+)
+#: pytest's exit code when all tests have passed.
+PASSED = 0
+#: Seconds for the test of a mend that is undone.
+UNDONE_S = 120.0
 #: Operators that take each other's place.
 PAIRS: tuple[tuple[type, type], ...] = (
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)),
@@ -368,12 +390,78 @@ def show(outcomes: dict[str, str]) -> None:
         print(f"{part:9}", ", ".join(f"{count[name]} {name}" for name in sorted(count)))
 
 
+class Copy:
+    """A copy of the tree, in which one file at a time is changed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        #: Tests that pass without a change.
+        self._passing: set[str] = set()
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(
+                    ROOT / name,
+                    root / name,
+                    ignore=shutil.ignore_patterns("__pycache__", "node_modules", "lib"),
+                )
+            elif (ROOT / name).exists():
+                shutil.copy2(ROOT / name, root / name)
+
+    def run(self, undone: Undone) -> str:
+        """Run the test of a mend without it. Return how it took that."""
+        source = (ROOT / undone.path).read_text()
+        if source.count(undone.old) != 1:
+            return "not in the source"
+        if undone.test not in self._passing:
+            if self._run_test(undone.test) != PASSED:
+                return "fails anyway"
+            self._passing.add(undone.test)
+        path = self.root / undone.path
+        path.write_text(source.replace(undone.old, undone.new))
+        try:
+            return {0: "survived", 1: "killed"}.get(self._run_test(undone.test), "no tests")
+        except subprocess.TimeoutExpired:
+            return "ran too long"
+        finally:
+            path.write_text(source)
+
+    def _run_test(self, test: str) -> int:
+        """Return pytest's exit code. Raises `subprocess.TimeoutExpired`."""
+        options = ["-x", "-q", "-p", "no:cacheprovider"]
+        sources = [str(self.root / name) for name in SOURCE_ROOTS]
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *options, test],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=UNDONE_S,
+            check=False,
+        ).returncode
+
+
+def run_robust(only: str, output: Path | None) -> int:
+    """Undo the mends whose rule, file or test matches, one at a time. Return 1 if a test does not
+    notice."""
+    outcomes: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        for undone in robust_mutants.TABLE:
+            if not re.search(only, " ".join((undone.rule, undone.path, undone.test))):
+                continue
+            began_s = time.monotonic()
+            outcomes[undone.rule] = outcome = copy.run(undone)
+            print(f"{outcome:12} {time.monotonic() - began_s:5.1f} s  {undone.rule}", flush=True)
+            if output is not None:
+                output.write_text(json.dumps(outcomes, indent=1))
+    return int(any(outcome not in CAUGHT for outcome in outcomes.values()))
+
+
 def compare(before: Path, after: Path) -> int:
     """Print the mutants that were found before and are not now; return 1 if there are any."""
     old, new = (json.loads(path.read_text()) for path in (before, after))
-    caught = ("killed", "ran too long")
-    lost = [mutant for mutant in old if old[mutant] in caught and new.get(mutant) not in caught]
-    gained = [mutant for mutant in new if new[mutant] in caught and old.get(mutant) not in caught]
+    lost = [mutant for mutant in old if old[mutant] in CAUGHT and new.get(mutant) not in CAUGHT]
+    gained = [mutant for mutant in new if new[mutant] in CAUGHT and old.get(mutant) not in CAUGHT]
     for title, some in (("found before only", lost), ("found after only", gained)):
         print(f"{title}: {len(some)}", *some, sep="\n  ")
     return int(bool(lost))
@@ -392,7 +480,12 @@ def main() -> None:
         (commands.choices.get("compare") or commands.add_parser("compare")).add_argument(
             name, type=Path
         )
+    robust = commands.add_parser("robust")
+    robust.add_argument("--only", default="", metavar="REGEX")
+    robust.add_argument("--output", type=Path)
     options, rest = parser.parse_known_args()
+    if options.command == "robust":
+        sys.exit(run_robust(options.only, options.output))
     if options.command == "cover":
         sys.exit(cover(options.prefix, rest))
     if options.command == "compare":

@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
+import existing_names
 import permissions
 import pytest
 from attack_catalogue import CATALOGUE
@@ -59,6 +61,8 @@ MEMORY_MB = 20
 PEAK_MB = 600
 #: From this part on, an attack is whole: the attackers together have half of it each.
 WHOLE_PART = 0.5
+#: What requests name that are only read.
+NAMED = existing_names.Existing(["t", "u"], [UUID(int=1)], ["g"], ["i"], [1], ["u"])
 NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 #: A part of each attack, or all of it.
 PARTS = [pytest.param(0.05, id="short"), pytest.param(1.0, id="whole", marks=NIGHTLY)]
@@ -222,6 +226,9 @@ def test_each_api_is_attacked() -> None:
             for large in larges:
                 read_as_broker(row, version, large.frame)
             read_as_broker(row, version, make_longest_request(ApiKey(key), version))
+            named = existing_names.make_existing_requests(ApiKey(key), version, NAMED, 60)
+            for large in named:
+                read_as_broker(row, version, large.frame)
 
 
 def read_as_broker(row: Api, version: int, frame: bytes) -> None:
@@ -239,7 +246,27 @@ def test_the_largest_requests_of_an_api(target: Target, quiet: QuietClient, key:
     """Each array full of short or long names, made from the schemas, in the first and the last
     version. Those of a client without permissions cost no more."""
     api = ApiKey(key)
-    frames = list(make_largest_frames(api))
+    check_largest(target, quiet, api, list(make_largest_frames(api)))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("key", [key for key in HANDLERS if key not in LEFT_OUT], ids=name_of)
+def test_the_largest_requests_of_what_exists(target: Target, quiet: QuietClient, key: int) -> None:
+    """The same with names of topics, partitions, groups, transactional ids, producers and users
+    that exist, each of them again and again."""
+    api = ApiKey(key)
+    existing = existing_names.prepare(target)
+    entries = codec.find_max_entries(api) - 10
+    version = HANDLERS[api].versions[-1]
+    larges = existing_names.make_existing_requests(api, version, existing, entries)
+    check_largest(target, quiet, api, [(large.path, large.frame) for large in larges])
+
+
+def check_largest(
+    target: Target, quiet: QuietClient, api: ApiKey, frames: list[tuple[str, bytes]]
+) -> None:
+    """Send each of these requests as a super user and as a client without permissions."""
     slow: dict[str, float] = {}
     closed: list[str] = []
 

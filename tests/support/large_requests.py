@@ -97,6 +97,10 @@ class Filler:
             if field.tag is None or self._path[: len(path) + 1] == (*path, field.name)
         }
 
+    def make_one(self, _kind: str | Struct, _name: str) -> Any:
+        """Return the value of a field by its name; None for the usual one."""
+        return None
+
     def _value(self, field: Field, path: tuple[str, ...]) -> Any:
         if not field.array:
             return self._one(field, path)
@@ -120,6 +124,9 @@ class Filler:
             return f"n{self._number}".ljust(_LONG, "x")
         if is_long and kind in ("bytes", "records"):
             return bytes(_LONG if self._path else self._bytes_max)
+        chosen = self.make_one(kind, field.name)
+        if chosen is not None:
+            return chosen
         if field.name in _USUAL and not field.array:
             usual = _USUAL[field.name]
             return "hostile" if usual is None and not field.nullable else usual

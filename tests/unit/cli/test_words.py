@@ -57,6 +57,8 @@ def test_cells() -> None:
     assert to_text_or_hex("zwölf\n".encode()) == "zwölf\n"
     assert to_text_or_hex(None) is None
     assert format_timestamp(-1) is None
+    for far_ms in (10**18, 2**63 - 1):  # Nanoseconds, and for ever.
+        assert format_timestamp(far_ms) == str(far_ms)
 
 
 def test_lines_to_send() -> None:
