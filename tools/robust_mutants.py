@@ -219,9 +219,9 @@ WORK = (
     Undone(
         "the entries of all arrays of a share request count together",
         f"{ENGINE}/protocol/share.py",
-        "    count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, room.entries_left)\n"
-        "    room.entries_left -= count\n",
-        "    count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, WHOLE_ENTRIES_MAX)\n",
+        "        count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, room.entries_left)\n"
+        "        room.entries_left -= count\n",
+        "        count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, WHOLE_ENTRIES_MAX)\n",
         "tests/wire/test_large_bodies.py::test_entries_of_all_arrays_count_together",
     ),
     Undone(
@@ -309,8 +309,10 @@ RIGHTS = (
     Undone(
         "no text equals the principal of a node",
         f"{ENGINE}/security/principals.py",
-        "        return self is other\n\n    def __ne__",
-        "        return str.__eq__(self, other)\n\n    def __ne__",
+        "    __hash__ = object.__hash__\n\n    def __eq__(self, other: object) -> bool:\n"
+        "        return self is other\n",
+        "    __hash__ = str.__hash__\n\n    def __eq__(self, other: object) -> bool:\n"
+        "        return str.__eq__(self, str(other))\n",
         "tests/unit/server/test_authorization.py::test_no_text_is_the_principal_of_a_node",
     ),
     Undone(

@@ -65,7 +65,7 @@ _TOPIC_SIZE_MIN, _PARTITION_SIZE_MIN, _BATCH_SIZE_MIN = 18, 6, 18
 _FEW = 4
 
 
-#: Maximum acknowledgements of a partition: one for each record that may be locked, and more.
+#: Maximum acknowledgements of a request: one for each record that a member may hold, and more.
 BATCHES_MAX = 100_000
 
 
@@ -283,59 +283,59 @@ def _read_topics(
     count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, room.entries_left)
     room.entries_left -= count
     topics: Acknowledgements = []
-    weight = 0
     for _ in range(count):
-        before = room.entries_left
-        topic, at = _read_topic(frame, at, room)
-        topics.append(topic)
-        weight += 1 + before - room.entries_left
-        if weight > SLICE_ENTRIES:
-            weight = 0
+        topic_id = find_uuid(bytes(frame[at : at + 16]))
+        count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, room.entries_left)
+        room.entries_left -= count
+        partitions = []
+        for _ in range(count):
+            index = _INDEX.unpack_from(frame, at)[0]
+            batches, at = yield from _read_batches(frame, at + 4, room)
+            at = at + 1 if frame[at] == 0 else _skip_tags(frame, at, room)
+            partitions.append((index, batches))
+            if room.ends_slice():
+                yield
+        at = at + 1 if frame[at] == 0 else _skip_tags(frame, at, room)
+        topics.append((topic_id, partitions))
+        if room.ends_slice():
             yield
     return topics, at
 
 
-def _read_topic(
+def _read_batches(
     frame: memoryview, at: int, room: _Room
-) -> tuple[tuple[UUID, list[tuple[int, list[AcknowledgementBatch]]]], int]:
-    topic_id = find_uuid(bytes(frame[at : at + 16]))
-    count, at = _read_count(frame, at + 16, _PARTITION_SIZE_MIN, room.entries_left)
-    room.entries_left -= count
-    partitions = []
+) -> Generator[None, None, tuple[list[AcknowledgementBatch], int]]:
+    """Parse the acknowledgements of a partition."""
+    count, at = _read_count(frame, at, _BATCH_SIZE_MIN, room.batches_left)
+    room.batches_left -= count
+    batches = _read_uniform_batches(frame, at, count) if count > _FEW else []
+    if batches:
+        return batches, at + count * _ONE_TYPE.size
     for _ in range(count):
-        index = _INDEX.unpack_from(frame, at)[0]
-        count, at = _read_count(frame, at + 4, _BATCH_SIZE_MIN, room.batches_left)
-        room.batches_left -= count
-        batches = _read_uniform_batches(frame, at, count) if count > _FEW else []
-        if batches:
-            at, count = at + count * _ONE_TYPE.size, 0
-        room.take_entries(count)
-        for _ in range(count):
-            # One type for all offsets and no tags, as for a record that is acknowledged
-            # individually.
-            first, last, size, kind, tags = _ONE_TYPE.unpack_from(frame, at)
-            if size == 2 and tags == 0:
-                batches.append((first, last, kind))
-                at += _ONE_TYPE.size
-                continue
+        # One type for all offsets and no tags, as for a record that is acknowledged individually.
+        first, last, size, kind, tags = _ONE_TYPE.unpack_from(frame, at)
+        if size == 2 and tags == 0:
+            batches.append((first, last, kind))
+            at += _ONE_TYPE.size
+        else:
             size, at = _read_count(frame, at + 16, 1)
             types = bytes(frame[at : at + size])
             extensions, at = _read_extensions(frame, at + size, room)
             batches.append((first, last, types, *extensions))
-        at = at + 1 if frame[at] == 0 else _skip_tags(frame, at, room)
-        partitions.append((index, batches))
-    at = at + 1 if frame[at] == 0 else _skip_tags(frame, at, room)
-    return (topic_id, partitions), at
+        if room.ends_slice():
+            yield
+    return batches, at
 
 
 class _Room:
     """How many entries and acknowledgements a request may still have in all its arrays, how many
-    of its reasons are still read, and how many bytes of them."""
+    of its reasons are still read, how many bytes of them, and how many entries this slice has."""
 
-    __slots__ = ("batches_left", "bytes_left", "entries_left", "reasons_left")
+    __slots__ = ("batches_left", "bytes_left", "entries_left", "reasons_left", "slice_left")
 
     def __init__(self) -> None:
         self.entries_left, self.batches_left = WHOLE_ENTRIES_MAX, BATCHES_MAX
+        self.slice_left = SLICE_ENTRIES
         self.reasons_left, self.bytes_left = REASONS_MAX, REQUEST_BYTES_MAX
 
     def take_entries(self, count: int) -> None:
@@ -343,6 +343,14 @@ class _Room:
         self.entries_left -= count
         if self.entries_left < 0:
             raise WireError(f"arrays of more than {WHOLE_ENTRIES_MAX} entries")
+
+    def ends_slice(self) -> bool:
+        """Count an entry that was read. Return whether the slice ends with it."""
+        self.slice_left -= 1
+        if self.slice_left:
+            return False
+        self.slice_left = SLICE_ENTRIES
+        return True
 
     def take(self, size: int) -> bool:
         """Whether a reason of this size is read. Others are passed over."""
@@ -407,8 +415,8 @@ def _read_forgotten(
     count, at = _read_count(frame, at, _TOPIC_SIZE_MIN, room.entries_left)
     room.entries_left -= count
     forgotten = []
-    for number in range(count):
-        if number % SLICE_ENTRIES == SLICE_ENTRIES - 1:
+    for _ in range(count):
+        if room.ends_slice():
             yield
         topic_id = find_uuid(bytes(frame[at : at + 16]))
         size, at = _read_count(frame, at + 16, 4, room.batches_left)
