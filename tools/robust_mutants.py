@@ -246,6 +246,13 @@ WORK = (
         "tests/wire/test_console_reading.py::test_a_page_ends_by_what_its_batches_expand_to",
     ),
     Undone(
+        "a turn of the console reads a few kilobytes",
+        f"{ENGINE}/console/access/connections.py",
+        "            transport.max_size = PARSE_BYTES\n",
+        "            pass\n",
+        "tests/unit/console/test_connections.py::test_a_turn_reads_a_few_kilobytes",
+    ),
+    Undone(
         "idle connections do not keep KEDA out",
         f"{OPERATOR}/scaler/grpc_server.py",
         "            longest.close()\n",
@@ -464,7 +471,7 @@ RIGHTS = (
         " /opt/shoal -r image-broker.txt",
         "RUN python3 -m pip install --no-cache-dir --only-binary=:all: --target"
         " /opt/shoal -r image-broker.txt",
-        "tests/unit/tools/test_lint.py",
+        "tests/unit/tools/test_lint.py::test_our_images_install_by_hashes",
     ),
     Undone(
         "the port of metrics may be for some pods only",

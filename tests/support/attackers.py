@@ -138,7 +138,7 @@ def send_ids_of_one_hash(target: Target) -> None:
     for api in (ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT):
         version = HANDLERS[api].versions.stop - 1
         array = "topic_partitions" if api is ApiKey.CONSUMER_GROUP_HEARTBEAT else "topics"
-        frame = make_deep_request(api, version, array, target.count(8_000))
+        frame = make_deep_request(api, version, array, target.count(7_000))
         for refused in (False, True):
             with target.connect(refused=refused) as client:
                 assert send_and_wait(client, frame), "the request was not admitted"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, cast
 
 from shoal.console.access import connections
@@ -112,3 +113,28 @@ def test_addresses_take_turns() -> None:
         return begun
 
     assert asyncio.run(run()) == ["many", "few", "many", "few", "many", "many"]
+
+
+def test_a_turn_reads_a_few_kilobytes() -> None:
+    """A body in chunks of one byte takes ten microseconds for each of them."""
+    sizes: list[int] = []
+
+    class Inner(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            sizes.append(len(data))
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        connection = HttpConnection(HttpConnectionLimits(), Inner())
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: connection, ours
+        )
+        with theirs:
+            theirs.sendall(bytes(20_000))
+            while sum(sizes) < 20_000:
+                await asyncio.sleep(0)
+        transport.close()
+
+    asyncio.run(main())
+    assert max(sizes) <= connections.PARSE_BYTES

@@ -190,7 +190,8 @@ def test_a_state_is_valid_once_in_its_browser_for_some_minutes() -> None:
     run(call)
 
 
-def test_requests_without_a_login_take_no_memory_and_push_out_no_login() -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(5_000, marks=pytest.mark.nightly)])
+def test_requests_without_a_login_take_no_memory_and_push_out_no_login(count: int) -> None:
     async def call(world: World) -> None:
         def count_kept() -> int:
             return sum(len(one) for one in vars(world.login).values() if isinstance(one, Sized))
@@ -198,7 +199,7 @@ def test_requests_without_a_login_take_no_memory_and_push_out_no_login() -> None
         back = await world.answer(await world.begin())
         before = count_kept()
         async with another_browser(world.page) as other:
-            for _ in range(20):
+            for _ in range(count):
                 await world._replace(page=other).begin()
         assert count_kept() == before
         assert (await world.step(back)).status == 302

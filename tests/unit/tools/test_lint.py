@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 from lint import decision_records, import_cycles, locks, names, prose, references, tidy
@@ -261,6 +262,14 @@ def test_an_image_that_installs_without_hashes_is_found(step: str) -> None:
 )
 def test_an_image_that_installs_by_hashes_is_no_fault(step: str) -> None:
     assert list(locks.check_file(make_file("x/Containerfile", f"{step}\n"))) == []
+
+
+def test_our_images_install_by_hashes() -> None:
+    images = sorted(Path(__file__).parents[3].glob("*/Containerfile"))
+    assert len(images) == 3
+    for path in images:
+        name = f"{path.parent.name}/{path.name}"
+        assert list(locks.check_file(make_file(name, path.read_text()))) == []
 
 
 PYPROJECT = {

@@ -9,7 +9,7 @@ it has not read, counts as held. These connections are cut off:
 * one without a whole request for `WAIT_S`, be it silent or slow, and one that reads less than
   `READ_BYTES_MIN` of an answer in `CHECK_S`.
 
-`RECEIVE_BYTES` bounds what one turn of the event loop parses.
+`RECEIVE_BYTES` and `PARSE_BYTES` bound what one turn of the event loop parses.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ CHECK_S = 10.0
 READ_BYTES_MIN = 100_000
 #: The buffer that the kernel has for what a browser sends.
 RECEIVE_BYTES = 16 << 10
+#: What is read at once without TLS. Each byte of it may be a chunk of its own, which takes 10 us.
+PARSE_BYTES = 4 << 10
 #: Bytes of one write of a large answer.
 PIECE_BYTES = 64 << 10
 #: Seconds for a handshake of TLS.
@@ -199,6 +201,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if hasattr(transport, "max_size"):  # asyncio reads as much in a turn of its loop.
+            transport.max_size = PARSE_BYTES
         self._inner.connection_made(transport)
         self.limits.admit(self)
 
