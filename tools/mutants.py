@@ -79,6 +79,8 @@ COPIED = (
     *("tests", "tools", "bench", "docs", "crds", "helm", "examples", ".github", "pyproject.toml"),
     *("Makefile", "README.md", "CHANGELOG.md", ".ci"),
 )
+#: The jars of other projects, which are large.
+JARS = "tests/compat/lib"
 #: pytest's exit code when all tests have passed.
 PASSED = 0
 #: Seconds for the test of a mend that is undone.
@@ -406,6 +408,9 @@ class Copy:
                 )
             elif (ROOT / name).exists():
                 shutil.copy2(ROOT / name, root / name)
+
+        if (ROOT / JARS).is_dir():
+            (root / JARS).symlink_to(ROOT / JARS)
 
     def run(self, undone: Undone) -> str:
         """Run the test of a mend without it. Return how it took that."""

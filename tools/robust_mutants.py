@@ -377,7 +377,8 @@ RIGHTS = (
         f"{ENGINE}/security/oauthbearer.py",
         "return text.strip(_BLANKS)",
         "return text.strip()",
-        "tests/unit/security/test_jwt_tokens.py",
+        "tests/unit/security/test_oauthbearer.py::"
+        "test_a_subject_loses_the_blanks_that_kafka_removes",
     ),
     Undone(
         "the email must be verified",

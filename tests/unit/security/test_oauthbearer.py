@@ -13,6 +13,7 @@ from shoal.security.oauthbearer import (
     OAuthMessage,
     TokenRefused,
     parse_message,
+    trim_blanks,
 )
 from shoal.security.sasl import LoginRefused, SaslLogin
 from shoal.security.unsecured_jws import UnsecuredValidator
@@ -207,3 +208,10 @@ def test_deeply_nested_tokens_are_refused() -> None:
     deep = base64.b64encode(b'{"a":' + b"[" * 300_000).decode()
     with pytest.raises(TokenRefused):
         UnsecuredValidator({}).validate(f"{deep}.{deep}.", NOW_MS)
+
+
+def test_a_subject_loses_the_blanks_that_kafka_removes() -> None:
+    """Java's trim. Others are part of the name: " admin" with an em space is not the user admin."""
+    assert trim_blanks(" \t\x00admin\r\n") == "admin"
+    for name in ("\u2003admin", "admin\xa0", "\u3000admin\u2028"):
+        assert trim_blanks(name) == name
