@@ -290,10 +290,19 @@ def _read_topics(
         partitions = []
         for _ in range(count):
             index = _INDEX.unpack_from(frame, at)[0]
-            batches, at = yield from _read_batches(frame, at + 4, room)
+            count, at = _read_count(frame, at + 4, _BATCH_SIZE_MIN, room.batches_left)
+            room.batches_left -= count
+            batches = _read_uniform_batches(frame, at, count) if count > _FEW else []
+            if batches:
+                at, count = at + count * _ONE_TYPE.size, 0
+            while count > SLICE_ENTRIES:
+                at = _read_batches(frame, at, SLICE_ENTRIES, room, batches)
+                count -= SLICE_ENTRIES
+                yield
+            at = _read_batches(frame, at, count, room, batches)
             at = at + 1 if frame[at] == 0 else _skip_tags(frame, at, room)
             partitions.append((index, batches))
-            if room.ends_slice():
+            if room.ends_slice(1 + count):
                 yield
         at = at + 1 if frame[at] == 0 else _skip_tags(frame, at, room)
         topics.append((topic_id, partitions))
@@ -303,28 +312,21 @@ def _read_topics(
 
 
 def _read_batches(
-    frame: memoryview, at: int, room: _Room
-) -> Generator[None, None, tuple[list[AcknowledgementBatch], int]]:
-    """Parse the acknowledgements of a partition."""
-    count, at = _read_count(frame, at, _BATCH_SIZE_MIN, room.batches_left)
-    room.batches_left -= count
-    batches = _read_uniform_batches(frame, at, count) if count > _FEW else []
-    if batches:
-        return batches, at + count * _ONE_TYPE.size
+    frame: memoryview, at: int, count: int, room: _Room, batches: list[AcknowledgementBatch]
+) -> int:
+    """Add acknowledgements of a partition to `batches`. Return the offset after them."""
     for _ in range(count):
         # One type for all offsets and no tags, as for a record that is acknowledged individually.
         first, last, size, kind, tags = _ONE_TYPE.unpack_from(frame, at)
         if size == 2 and tags == 0:
             batches.append((first, last, kind))
             at += _ONE_TYPE.size
-        else:
-            size, at = _read_count(frame, at + 16, 1)
-            types = bytes(frame[at : at + size])
-            extensions, at = _read_extensions(frame, at + size, room)
-            batches.append((first, last, types, *extensions))
-        if room.ends_slice():
-            yield
-    return batches, at
+            continue
+        size, at = _read_count(frame, at + 16, 1)
+        types = bytes(frame[at : at + size])
+        extensions, at = _read_extensions(frame, at + size, room)
+        batches.append((first, last, types, *extensions))
+    return at
 
 
 class _Room:
@@ -344,10 +346,10 @@ class _Room:
         if self.entries_left < 0:
             raise WireError(f"arrays of more than {WHOLE_ENTRIES_MAX} entries")
 
-    def ends_slice(self) -> bool:
-        """Count an entry that was read. Return whether the slice ends with it."""
-        self.slice_left -= 1
-        if self.slice_left:
+    def ends_slice(self, count: int = 1) -> bool:
+        """Count entries that were read. Return whether the slice ends with them."""
+        self.slice_left -= count
+        if self.slice_left > 0:
             return False
         self.slice_left = SLICE_ENTRIES
         return True
