@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Workers of pytest-xdist inherit these, so that they draw and collect the same tests, and use
     # the same images when a month ends.
     os.environ["SEED"] = str(SEED)
-    os.environ.setdefault("SHOAL_IMAGE_MONTH", time.strftime("%Y-%m", time.gmtime()))
+    os.environ.setdefault("IMAGE_MONTH", time.strftime("%Y-%m", time.gmtime()))
     leaks.mark()
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)

@@ -19,7 +19,7 @@ from e2e.test_trial import DEFAULTS, PROGRESS, load
 from kube.api_server import ApiServer, CrashPoint
 from seeding import SEED
 from shoal_operator import clock
-from shoal_operator.kube import kube, reconcile_loop
+from shoal_operator.kube import kube
 from shoal_operator.kube.kube import KubeError
 from shoal_operator.local.definitions import PRESERVE, load_definitions
 from shoal_operator.local.validation import prepare
@@ -102,7 +102,6 @@ def pass_virtual_time(monkeypatch: pytest.MonkeyPatch, loop: LonelyLoop) -> None
     def count_seconds_since(stamp: str) -> float:
         return max(0.0, (now() - datetime.datetime.fromisoformat(stamp)).total_seconds())
 
-    monkeypatch.setattr(reconcile_loop, "monotonic", loop.time)
     monkeypatch.setattr(clock, "now_ms", lambda: int(loop.time() * 1000))
     monkeypatch.setattr(clock, "epoch_ms", lambda: int(now().timestamp() * 1000))
     monkeypatch.setattr(clock, "count_seconds_since", count_seconds_since)

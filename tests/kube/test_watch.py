@@ -13,7 +13,7 @@ from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
-from shoal_operator.kube import kube as kube_module
+from shoal_operator.kube import http_client
 from shoal_operator.kube import watch as watch_module
 from shoal_operator.kube.http_client import HttpKubeClient
 from shoal_operator.kube.kube import KubeClient, KubeError
@@ -144,8 +144,8 @@ async def watching(
 @pytest.fixture
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(kube_module, "WATCH_SECONDS", 0.1)
-    monkeypatch.setattr(kube_module, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(http_client, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(http_client, "TIMEOUT_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def parse_samples(
     # Importing prometheus_client takes tens of milliseconds, which most commands do not need.
     from prometheus_client.parser import text_string_to_metric_families
 
-    lines = _make_pattern(frozenset(names)).findall(f"\n{text}")
+    lines = make_pattern(frozenset(names)).findall(f"\n{text}")
     zero_prefixes = _make_line_starts(zeros)
     # Label values may contain the other line separators of `str.splitlines`.
     page = "\n".join(
@@ -48,7 +48,7 @@ def _make_line_starts(names: Collection[str]) -> tuple[str, ...]:
 
 
 @cache
-def _make_pattern(names: frozenset[str]) -> re.Pattern[str]:
+def make_pattern(names: frozenset[str]) -> re.Pattern[str]:
     """Return the pattern of the lines of these metrics. Their common beginning stands before the
     alternatives, so that the search skips all other lines at once."""
     pairs = zip(min(names), max(names), strict=False)

@@ -366,8 +366,8 @@ def select_pins(lock: str, debian: Debian) -> Iterator[str]:
 
 def get_month() -> str:
     """Return the month, which is an input of everything that has Debian's packages. A run that sets
-    `SHOAL_IMAGE_MONTH` keeps its images when the month ends."""
-    return os.environ.get("SHOAL_IMAGE_MONTH") or time.strftime("%Y-%m", time.gmtime())
+    `IMAGE_MONTH` keeps its images when the month ends."""
+    return os.environ.get("IMAGE_MONTH") or time.strftime("%Y-%m", time.gmtime())
 
 
 def _project() -> dict[str, Any]:

@@ -19,7 +19,7 @@ def test_archives_and_bases_of_an_earlier_month_are_not_used(
     """Their packages lack Debian's later mends."""
     monkeypatch.setattr(images, "CACHE", tmp_path)
     monkeypatch.setattr(images, "docker_answers", lambda: False)
-    monkeypatch.delenv("SHOAL_IMAGE_MONTH")
+    monkeypatch.delenv("IMAGE_MONTH")
     names = []
     for day in ("2026-11-01", "2026-11-30", "2026-12-01"):
         moment = time.strptime(day, "%Y-%m-%d")

@@ -73,6 +73,15 @@ class ConfigEntry:
     def is_default(self) -> bool:
         return self.source == ConfigSource.DEFAULT_CONFIG
 
+    @property
+    def has_default_value(self) -> bool:
+        """Whether it is not set, or set for all brokers to the built-in default, as a cluster does
+        with `min.insync.replicas`. Needs the synonyms."""
+        if self.source != ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG:
+            return self.is_default
+        defaults = [v for _, v, source in self.synonyms if source == ConfigSource.DEFAULT_CONFIG]
+        return self.value in defaults
+
 
 class ConfigChange(NamedTuple):
     """A change of one key. `value` is None for DELETE, which restores the default."""
