@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from lightkube.config.kubeconfig import SingleConfig
@@ -19,7 +20,7 @@ from shoal_operator.kube.http_client import HttpKubeClient
 from shoal_operator.kube.kube import KubeClient, KubeError
 from shoal_operator.kube.watch import KindWatch
 from shoal_operator.model import names
-from structlog.testing import capture_logs
+from structlog.testing import LogCapture
 from virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
@@ -142,6 +143,14 @@ async def watching(
 
 
 @pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the watch logs. Another test may have let loggers keep their configuration."""
+    capture = LogCapture()
+    monkeypatch.setattr(watch_module, "log", structlog.wrap_logger(None, processors=[capture]))
+    return capture.entries
+
+
+@pytest.fixture
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(http_client, "WATCH_SECONDS", 0.1)
@@ -153,7 +162,7 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     [*(("watch", case) for case in WATCH_BREAKS), *(("list", case) for case in LIST_BREAKS)],
 )
 @pytest.mark.usefixtures("short_times")
-def test_it_goes_on_after_every_failure(of: str, case: str) -> None:
+def test_it_goes_on_after_every_failure(of: str, case: str, logged: list[Any]) -> None:
     broken = (WATCH_BREAKS if of == "watch" else LIST_BREAKS)[case]
 
     async def scenario() -> None:
@@ -169,16 +178,15 @@ def test_it_goes_on_after_every_failure(of: str, case: str) -> None:
             assert watch.problem == ""
             assert watch.synced
 
-    with capture_logs() as lines:
-        asyncio.run(scenario())
-    causes = [entry["error"] for entry in lines if entry["event"] == "watch broke off"]
+    asyncio.run(scenario())
+    causes = [entry["error"] for entry in logged if entry["event"] == "watch broke off"]
     assert causes, "the log says so"
     assert all(causes), "with the cause"
-    defects = [entry for entry in lines if entry["event"].startswith("a defect")]
+    defects = [entry for entry in logged if entry["event"].startswith("a defect")]
     assert bool(defects) == (case == "an object without a name"), "others are not the operator's"
 
 
-def test_a_bug_in_a_handler_concerns_one_object() -> None:
+def test_a_bug_in_a_handler_concerns_one_object(logged: list[Any]) -> None:
     seen: list[tuple[str, str]] = []
 
     def handle(change: str, manifest: Manifest) -> None:
@@ -197,12 +205,11 @@ def test_a_bug_in_a_handler_concerns_one_object() -> None:
             assert watch.problem == ""
 
     page = {"items": [application("bad"), application("old")], "metadata": {"resourceVersion": "1"}}
-    with capture_logs() as lines:
-        asyncio.run(scenario())
+    asyncio.run(scenario())
     assert seen == [("put", "old"), ("put", "good"), ("gone", "good")]
-    defects = [entry for entry in lines if entry["event"] == "a defect of the operator"]
+    defects = [entry for entry in logged if entry["event"] == "a defect of the operator"]
     assert [entry["name"] for entry in defects] == ["bad"] * 3
-    assert not [entry for entry in lines if entry["event"] == "watch broke off"]
+    assert not [entry for entry in logged if entry["event"] == "watch broke off"]
 
 
 class FailingServer(ApiServer):
