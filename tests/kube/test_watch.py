@@ -143,7 +143,7 @@ async def watching(
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def log_entries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the watch logs. Another test may have let loggers keep their configuration."""
     capture = LogCapture()
     monkeypatch.setattr(watch_module, "log", structlog.wrap_logger(None, processors=[capture]))
@@ -162,7 +162,7 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     [*(("watch", case) for case in WATCH_BREAKS), *(("list", case) for case in LIST_BREAKS)],
 )
 @pytest.mark.usefixtures("short_times")
-def test_it_goes_on_after_every_failure(of: str, case: str, logged: list[Any]) -> None:
+def test_it_goes_on_after_every_failure(of: str, case: str, log_entries: list[Any]) -> None:
     broken = (WATCH_BREAKS if of == "watch" else LIST_BREAKS)[case]
 
     async def scenario() -> None:
@@ -179,14 +179,14 @@ def test_it_goes_on_after_every_failure(of: str, case: str, logged: list[Any]) -
             assert watch.synced
 
     asyncio.run(scenario())
-    causes = [entry["error"] for entry in logged if entry["event"] == "watch broke off"]
+    causes = [entry["error"] for entry in log_entries if entry["event"] == "watch broke off"]
     assert causes, "the log says so"
     assert all(causes), "with the cause"
-    defects = [entry for entry in logged if entry["event"].startswith("a defect")]
+    defects = [entry for entry in log_entries if entry["event"].startswith("a defect")]
     assert bool(defects) == (case == "an object without a name"), "others are not the operator's"
 
 
-def test_a_bug_in_a_handler_concerns_one_object(logged: list[Any]) -> None:
+def test_a_bug_in_a_handler_concerns_one_object(log_entries: list[Any]) -> None:
     seen: list[tuple[str, str]] = []
 
     def handle(change: str, manifest: Manifest) -> None:
@@ -207,9 +207,9 @@ def test_a_bug_in_a_handler_concerns_one_object(logged: list[Any]) -> None:
     page = {"items": [application("bad"), application("old")], "metadata": {"resourceVersion": "1"}}
     asyncio.run(scenario())
     assert seen == [("put", "old"), ("put", "good"), ("gone", "good")]
-    defects = [entry for entry in logged if entry["event"] == "a defect of the operator"]
+    defects = [entry for entry in log_entries if entry["event"] == "a defect of the operator"]
     assert [entry["name"] for entry in defects] == ["bad"] * 3
-    assert not [entry for entry in logged if entry["event"] == "watch broke off"]
+    assert not [entry for entry in log_entries if entry["event"] == "watch broke off"]
 
 
 class FailingServer(ApiServer):
