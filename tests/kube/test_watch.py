@@ -144,9 +144,10 @@ async def watching(
 
 @pytest.fixture
 def log_entries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the watch logs. Another test may have let loggers keep their configuration."""
+    """What the watch logs, whatever level and cached loggers another test has configured."""
     capture = LogCapture()
-    monkeypatch.setattr(watch_module, "log", structlog.wrap_logger(None, processors=[capture]))
+    logger = structlog.wrap_logger(None, processors=[capture], wrapper_class=structlog.BoundLogger)
+    monkeypatch.setattr(watch_module, "log", logger)
     return capture.entries
 
 
