@@ -64,6 +64,9 @@ def on_fetch_response(
     if response.error is not ErrorCode.none or source != raft.leader_id:
         if response.error in _OF_OTHER_EPOCHS:
             _note_voter_behind(raft, source, response.leader_epoch)
+            if source == raft.leader_id:
+                # It has restarted, perhaps without its disk, or has resigned.
+                raft.lose_leader()
         raft.back_off(source)
         return
     _note_leader_alive(raft)
@@ -106,7 +109,7 @@ def _note_voter_behind(raft: Replica, source: int, epoch: int) -> None:
 
 
 def _note_leader_alive(raft: Replica) -> None:
-    raft.has_fetched = True
+    raft.has_fetched, raft.leader_gone = True, False
     raft.failures = 0
     raft.arm()
 

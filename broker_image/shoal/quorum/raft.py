@@ -233,7 +233,7 @@ class Raft(Replica):
         check_move(self.role, self.epoch, role, epoch)
         leader, self.leader_state = self.leader_state, None
         if epoch > self.epoch:
-            self.voted = None
+            self.voted, self.leader_gone = None, False
         self.role, self.epoch, self.leader_id = role, epoch, leader_id
         self.votes.clear()
         self.in_flight.clear()
@@ -319,12 +319,18 @@ class Raft(Replica):
             self.votes.setdefault(id, False)
             elections.count_votes(self)
             return
-        if self.role is not Role.FOLLOWER or self.leader_id != id:
+        if id == self.leader_id:
+            self.lose_leader()
+
+    def lose_leader(self) -> None:
+        """Look for another leader soon: this one's process has ended, or says that it does not
+        lead."""
+        if self.role is not Role.FOLLOWER or self.leader_gone:
             return
         if not self.may_stand:
             self.become_unattached(self.epoch)
             return
-        self.has_fetched = False
+        self.has_fetched, self.leader_gone = False, True
         soon_ms = self.now_ms + self.choose(_PEER_DOWN_SPREAD * self.settings.retry_backoff_ms)
         self.deadline_ms = min(self.deadline_ms or soon_ms, soon_ms)
 

@@ -111,6 +111,9 @@ class Replica(ABC):
         self.failures = 0
         #: Whether the leader of this follower has answered a fetch. Then it refuses pre-votes.
         self.has_fetched = False
+        #: Whether this epoch's leader leads no more. A follower stands again soon then: the voter
+        #: that refused its pre-vote may not have noticed yet, and may have a shorter log.
+        self.leader_gone = False
         #: The snapshot that is being fetched, and the bytes of it so far.
         self.download: tuple[OffsetAndEpoch, int] | None = None
         self.leader_state: LeaderState | None = None
@@ -179,7 +182,7 @@ class Replica(ABC):
         settings = self.settings
         if self.role is Role.LEADER or (self.role is Role.UNATTACHED and not self.may_stand):
             self.deadline_ms = None
-        elif self.role is Role.FOLLOWER:
+        elif self.role is Role.FOLLOWER and not self.leader_gone:
             self.deadline_ms = self.now_ms + settings.fetch_timeout_ms
         elif self.is_voter and len(self.voters.latest) == 1:
             self.deadline_ms = self.now_ms
@@ -262,6 +265,9 @@ class Replica(ABC):
 
     @abstractmethod
     def resign(self) -> None: ...
+
+    @abstractmethod
+    def lose_leader(self) -> None: ...
 
     @abstractmethod
     def observe(self, epoch: int, leader_id: int | None) -> bool: ...

@@ -24,6 +24,7 @@ from shoal.quorum.events import (
     MessageReceived,
     PeerDown,
     Propose,
+    RequestFailed,
     Resign,
     Tick,
 )
@@ -155,6 +156,11 @@ class Dialogue:
     def gone(self, id: str, peer: str) -> None:
         """Make the replica see that no process listens at the peer."""
         self._step(int(id), PeerDown(int(peer)))
+
+    def fail(self, id: str, peer: str) -> None:
+        """End the replica's request to the peer by the end of its connection."""
+        flight = self.replicas[int(id)].raft.in_flight[int(peer)]
+        self._step(int(id), RequestFailed(int(peer), flight.correlation))
 
     def wait(self, duration: str) -> None:
         self.now_ms += int(duration.removesuffix("ms"))
