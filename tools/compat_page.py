@@ -19,8 +19,10 @@ from shoal.protocol.feature_levels import SECURITY_FEATURE
 from shoal.protocol.schema import TAGS_MAX
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
-from shoal.server.handlers import HANDLERS, api_versions, describe_share_group_offsets
-from shoal.server.handlers.create_topics import TOPICS_MAX
+from shoal.server.handlers import HANDLERS
+from shoal.server.handlers.cluster import api_versions
+from shoal.server.handlers.share import describe_share_group_offsets
+from shoal.server.handlers.topics.create_topics import TOPICS_MAX
 from shoal.server.network.pieces import PIECE_ENTRIES, PIECE_ENTRIES_OF
 
 if TYPE_CHECKING:

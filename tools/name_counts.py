@@ -121,7 +121,7 @@ def find_small_modules(modules: Iterable[File]) -> list[str]:
         file.name
         for file in modules
         if file.text.count("\n") < SMALL_LINES
-        and file.path.parent.name != "handlers"
+        and "handlers" not in file.path.parts
         and not file.path.name.startswith("__")
     ]
 

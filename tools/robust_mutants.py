@@ -160,7 +160,7 @@ WORK = (
     ),
     Undone(
         "a pattern meets only ids that its user may see",
-        f"{ENGINE}/server/handlers/list_transactions.py",
+        f"{ENGINE}/server/handlers/transactions/list_transactions.py",
         "        if not permits(transactional_id):\n            return False\n"
         "        return pattern is None or pattern.fullmatch(transactional_id) is not None\n",
         "        if pattern is not None and pattern.fullmatch(transactional_id) is None:\n"
@@ -308,7 +308,7 @@ WORK = (
 RIGHTS = (
     Undone(
         "tokens are for users only",
-        f"{ENGINE}/server/handlers/create_delegation_token.py",
+        f"{ENGINE}/server/handlers/security/create_delegation_token.py",
         "    if not all(map(tokens.is_user, principals)):\n",
         "    if False:\n",
         "tests/compat/oracles/test_delegation_tokens.py::test_owners_that_are_no_users",
@@ -338,7 +338,7 @@ RIGHTS = (
     ),
     Undone(
         "a dead-letter topic needs WRITE",
-        f"{ENGINE}/server/handlers/alter_configs.py",
+        f"{ENGINE}/server/handlers/configs/alter_configs.py",
         "        elif (topic := _find_forbidden_topic(broker, request, change_set)) is not None:\n",
         "        elif (topic := None) is not None:\n",
         "tests/wire/test_authorization.py::test_a_groups_dead_letter_topic_needs_write",
@@ -353,7 +353,7 @@ RIGHTS = (
     ),
     Undone(
         "the client id of Kafka's tools is no right",
-        f"{ENGINE}/server/handlers/produce.py",
+        f"{ENGINE}/server/handlers/records/produce.py",
         "return is_usual and broker.access.allows_cluster(request, Operation.CLUSTER_ACTION)",
         "return is_usual",
         "tests/wire/test_authorization.py::test_the_client_id_of_kafkas_tools_is_no_right",

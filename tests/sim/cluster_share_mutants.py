@@ -9,7 +9,7 @@ from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_store import ShareStateShard, StateChange
 from shoal.coordinator.share.states import AVAILABLE, StateBatch
-from shoal.server.handlers import describe_share_group_offsets
+from shoal.server.handlers.share import describe_share_group_offsets
 from shoal.server.share import group_settings
 from shoal.server.share.dead_letters import DeadLetters
 from shoal.server.share.service import ShareService

@@ -28,7 +28,8 @@ from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 from shoal.server.cluster_config import Listeners
-from shoal.server.handlers import HANDLERS, create_topics
+from shoal.server.handlers import HANDLERS
+from shoal.server.handlers.topics import create_topics
 from wireclient import WireClient
 
 if TYPE_CHECKING:

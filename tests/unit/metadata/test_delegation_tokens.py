@@ -16,7 +16,7 @@ from shoal.security import delegation_tokens as tokens
 from shoal.security.credentials import StoredCredentials
 from shoal.security.delegation_tokens import DelegationToken, TokenLifetimes
 from shoal.security.scram import SCRAM_MECHANISMS
-from shoal.server.handlers import token_requests
+from shoal.server.handlers.security import token_requests
 from shoal.server.listener_security import SecurityProtocol
 from shoal.server.network.api import Peer
 

@@ -15,7 +15,7 @@ from shoal.protocol.api import ApiKey
 from shoal.security.acls import Operation, ResourceType
 from shoal.server import logs
 from shoal.server.config import resolve
-from shoal.server.handlers import list_transactions
+from shoal.server.handlers.transactions import list_transactions
 from shoal.server.process import compose
 
 if TYPE_CHECKING:

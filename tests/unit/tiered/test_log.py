@@ -16,7 +16,7 @@ from shoal.log.producers import CorruptSnapshot
 from shoal.log.remote import RebuiltState, RemoteUnavailable
 from shoal.log.slices import LogSlice
 from shoal.replication.partition import Partition
-from shoal.server.handlers.list_offsets import NOTHING, _find_first_pending
+from shoal.server.handlers.records.list_offsets import NOTHING, _find_first_pending
 from shoal.server.share.dead_letter_copies import RecordCopies, copy_records
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ def test_each_row_of_the_table_of_apis_has_a_type_that_a_handler_names() -> None
     keys = [key for _, api_keys in response_types.MODULES.values() for key in api_keys]
     assert Counter([*keys, *response_types.ENCODED]) == Counter(list(HANDLERS)), "extend MODULES"
     (package,) = map(Path, shoal.__path__)
-    handlers = "".join(path.read_text() for path in (package / "server/handlers").glob("*.py"))
+    handlers = "".join(path.read_text() for path in (package / "server/handlers").rglob("*.py"))
     quorum = (package / "quorum/wire.py").read_text()  # It builds the responses of Raft's requests.
     used = set(re.findall(r"\b\w+\.(\w+Response)\b", handlers + quorum))
     assert {f"{format_api_name(key)}Response" for key in keys} - used == set()

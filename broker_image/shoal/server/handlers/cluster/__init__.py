@@ -1,0 +1,1 @@
+"""The cluster: brokers, controllers, features, and what they ask each other."""

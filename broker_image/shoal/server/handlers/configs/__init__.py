@@ -1,0 +1,1 @@
+"""Configs, client quotas and the metrics of clients (KIP-714)."""

@@ -1,0 +1,1 @@
+"""Groups of every kind but share groups: membership, descriptions, committed offsets."""

@@ -1,0 +1,1 @@
+"""Logins, access control lists, delegation tokens and SCRAM users."""

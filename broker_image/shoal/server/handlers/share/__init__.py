@@ -1,0 +1,1 @@
+"""Share groups: delivery, membership, offsets, and the state of the share coordinator."""
