@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition
     from shoal.coordinator.share.states import StateBatch
+    from shoal.protocol.share import AcquiredRange
 
 
 class AcquireRequest(NamedTuple):
@@ -46,8 +47,8 @@ class AcquireRequest(NamedTuple):
 class AcquireResult(NamedTuple):
     """What a fetch acquired."""
 
-    #: Offsets that the member now holds, in order: first, last, delivery count.
-    records: Sequence[tuple[int, int, int]]
+    #: Offsets that the member now holds, in order.
+    records: Sequence[AcquiredRange]
     #: Number of those records.
     total: int
     #: Number of their lock; 0 for none.
@@ -104,10 +105,10 @@ def _lock(
     settings: ShareSettings,
     offset: int,
     changes: list[StateBatch],
-) -> tuple[list[tuple[int, int, int]], int]:
+) -> tuple[list[AcquiredRange], int]:
     """Lock available offsets from `offset` on. Return their ranges with delivery counts, and their
     number."""
-    records: list[tuple[int, int, int]] = []
+    records: list[AcquiredRange] = []
     acquired, reach, limit = 0, batches.lasts[-1], settings.delivery_count_limit
     most = share.compute_lockable_max(settings.max_record_locks)
     enough = min(request.max_records, most)

@@ -27,6 +27,8 @@ from shoal.record.layout import build_format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.protocol.share import AcquiredRange
+
 _HEADER = struct.Struct(
     build_format(
         "base_offset", "batch_length", "magic", "attributes", "last_offset_delta", "producer_id"
@@ -68,8 +70,8 @@ class Batches:
             return offset
         return self.lasts[index]
 
-    def find_spans(self, acquired: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """Return the byte ranges of batches with acquired ranges (first, last, count), in order.
+    def find_spans(self, acquired: Sequence[AcquiredRange]) -> list[tuple[int, int]]:
+        """Return the byte ranges of batches with acquired ranges, in order.
 
         Batches without an acquired record are left out.
         """
@@ -88,7 +90,7 @@ class Batches:
         return spans
 
     def build_views(
-        self, acquired: Sequence[tuple[int, int, int]], total: int, *, whole: bool
+        self, acquired: Sequence[AcquiredRange], total: int, *, whole: bool
     ) -> list[memoryview]:
         """Return the batches with `total` records in acquired ranges.
 
@@ -101,7 +103,7 @@ class Batches:
             return self.build_thinned(acquired)
         return [self.data[begin:end] for begin, end in self.find_spans(acquired)]
 
-    def build_thinned(self, acquired: Sequence[tuple[int, int, int]]) -> list[memoryview]:
+    def build_thinned(self, acquired: Sequence[AcquiredRange]) -> list[memoryview]:
         """Return the batches with acquired ranges, without the records of other members.
 
         Records stay in if the loops are not compiled, or the batch is corrupt or compressed. Base

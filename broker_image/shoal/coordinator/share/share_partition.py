@@ -79,6 +79,14 @@ class AcknowledgeOutcome(NamedTuple):
 AvailableRun = tuple[int, int, int, int]
 
 
+class DeliveredRange(NamedTuple):
+    """Offsets that were delivered equally often."""
+
+    first: int
+    last: int
+    delivery_count: int
+
+
 class SharePartition:
     """The window of one group on one partition, with its locks."""
 
@@ -320,19 +328,19 @@ class SharePartition:
         self.runs.states[run] = HOLDS_KEY
         self.key_holders += self.runs.get_last(run) - self.runs.firsts[run] + 1
 
-    def get_key_holder_ranges(self) -> list[tuple[int, int, int]]:
-        """Return the HOLDS_KEY offsets: first, last, delivery count."""
+    def get_key_holder_ranges(self) -> list[DeliveredRange]:
+        """Return the HOLDS_KEY offsets."""
         return list(self._iterate_in_state(HOLDS_KEY)) if self.key_holders else []
 
-    def iterate_archiving(self) -> Iterator[tuple[int, int, int]]:
-        """Return the offsets that wait for their dead letter: first, last, delivery count."""
+    def iterate_archiving(self) -> Iterator[DeliveredRange]:
+        """Return the offsets that wait for their dead letter."""
         return self._iterate_in_state(ARCHIVING)
 
-    def _iterate_in_state(self, state: int) -> Iterator[tuple[int, int, int]]:
+    def _iterate_in_state(self, state: int) -> Iterator[DeliveredRange]:
         runs = self.runs
         for run in range(len(runs)):
             if runs.states[run] == state:
-                yield runs.firsts[run], runs.get_last(run), runs.counts[run]
+                yield DeliveredRange(runs.firsts[run], runs.get_last(run), runs.counts[run])
 
     def acknowledge(
         self,

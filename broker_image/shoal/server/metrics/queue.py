@@ -410,7 +410,7 @@ def count_not_due(leader: LeaderPort, now_ms: int) -> list[int]:
 
 
 def _count_archiving(leader: LeaderPort) -> int:
-    return sum(last - first + 1 for first, last, _ in leader.share.iterate_archiving())
+    return sum(x.last - x.first + 1 for x in leader.share.iterate_archiving())
 
 
 def count_behind_dead_letters(leader: LeaderPort) -> int:

@@ -544,7 +544,8 @@ class ShareLeader:
             and self.share.key_holders
             and not self._dead_letters_hold_keys
         ):
-            self.free([(f, x) for f, x, _ in self.share.get_key_holder_ranges()], lambda _: None)
+            holders = self.share.get_key_holder_ranges()
+            self.free([(x.first, x.last) for x in holders], lambda _: None)
         self._ports.wake(self.wake_key)
 
     # Time.
