@@ -257,14 +257,14 @@ WORK = (
         f"{OPERATOR}/scaler/grpc_server.py",
         "            longest.close()\n",
         "            return False\n",
-        "tests/kube/test_keda_scaler.py::test_idle_connections_do_not_keep_keda_out",
+        "tests/kube/scaler/test_keda_scaler.py::test_idle_connections_do_not_keep_keda_out",
     ),
     Undone(
         "a client of KEDA's port that reads nothing is cut off",
         f"{OPERATOR}/scaler/grpc_server.py",
         "            self._transport.abort()\n",
         "            pass\n",
-        "tests/kube/test_keda_scaler.py::test_a_client_that_reads_no_answers_to_its_pings_is_cut_off",
+        "tests/kube/scaler/test_keda_scaler.py::test_a_client_that_reads_no_answers_to_its_pings_is_cut_off",
     ),
     Undone(
         "a token that is not valid costs no iterations",
@@ -334,7 +334,7 @@ RIGHTS = (
         f"{OPERATOR}/users/acting_users.py",
         "        if not security.is_authorized(cluster):\n            return None\n",
         "        return None\n",
-        "tests/kube/test_redrives.py::test_a_redrive_where_requests_are_authorized_has_a_user",
+        "tests/kube/queues/test_redrives.py::test_a_redrive_where_requests_are_authorized_has_a_user",
     ),
     Undone(
         "a dead-letter topic needs WRITE",
@@ -449,7 +449,7 @@ RIGHTS = (
         f"{OPERATOR}/model/broker_config.py",
         "        if not LINE.fullmatch(value):\n",
         "        if False:\n",
-        "tests/kube/test_deciders.py::test_a_config_is_one_setting",
+        "tests/kube/model/test_deciders.py::test_a_config_is_one_setting",
     ),
     Undone(
         "masks see JSON behind a byte order mark",
@@ -479,7 +479,7 @@ RIGHTS = (
         f"{OPERATOR}/model/cluster.py",
         '        scrape["from"] = [*peers["metricsFrom"], *brokers, operator]\n',
         "        pass\n",
-        "tests/kube/test_security.py::test_the_port_of_metrics_may_be_for_some_pods_only",
+        "tests/kube/model/test_security.py::test_the_port_of_metrics_may_be_for_some_pods_only",
     ),
 )
 

@@ -1,6 +1,6 @@
 """`examples/external` with Apache Kafka in a pod: the operator scales its consumers.
 
-`tests/kube/test_external_cluster.py` has the single steps without Kubernetes.
+`tests/kube/cluster/test_external_cluster.py` has the single steps without Kubernetes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The tests share one environment, and each leaves it as it found it. The controllers take minutes to
 compile, so the tests run at night. Argo CD itself does not run here: its manifests are checked
-against its definitions (`tests/kube/test_gitops_example.py`), and its scripts run in its engine.
+against its definitions (`tests/kube/gitops/test_gitops_example.py`), and its scripts run in its
+engine.
 """
 
 from __future__ import annotations

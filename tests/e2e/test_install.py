@@ -20,7 +20,7 @@ from e2e.resources import (
     share_consumer,
     share_group,
 )
-from kube.kstatus import results
+from kube.gitops.kstatus import results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
