@@ -67,8 +67,8 @@ hostile: venv               ## attackers beside a quiet client, which measures t
 fuzz: venv $(call extra,fuzz) ## fuzz the parsers for five minutes; FUZZ="--seconds 3600" for longer
 	$(BIN)/python tests/wire/fuzz_parsers.py $(FUZZ)
 java: jars venv  ## fetch what tests take from other projects: Kafka's clients and tools, axe-core, promtool
-	PYTHONPATH=tests:tests/support $(BIN)/python tests/support/downloads.py
-	@PYTHONPATH=tests:tests/support $(BIN)/python -m class_archives
+	PYTHONPATH=tests $(BIN)/python tests/support/runs/downloads.py
+	@PYTHONPATH=tests $(BIN)/python -m support.kafka.class_archives
 jars: prerequisites-java tests/compat/lib/.stamp
 tests/compat/lib/.stamp: tests/compat/pom.xml
 	@rm -rf tests/compat/lib # Jars of another release would be on the class path, too.
@@ -88,7 +88,7 @@ cluster: venv               ## start a Kubernetes cluster: kind if there is Dock
 image: venv                 ## build the images of broker, operator and Spark
 	$(BIN)/python tests/e2e/cluster/cli.py build broker operator spark
 release: venv $(call extra,release) ## build the artifacts of a release into dist/: VERSION=x, KEY=FILE signs (docs/releasing.md)
-	PYTHONPATH=tests:tests/support:tools $(BIN)/python -m release $(VERSION) $(if $(KEY),--key=$(KEY)) $(RELEASE)
+	PYTHONPATH=tests:tools $(BIN)/python -m release $(VERSION) $(if $(KEY),--key=$(KEY)) $(RELEASE)
 e2e: venv jars $(call extra,spark plots) cluster ## test on a Kubernetes cluster, with kubectl, helm and clients in pods
 	$(PYTEST) -q tests/e2e
 	@$(MAKE) --no-print-directory e2e-nodes
@@ -97,7 +97,7 @@ e2e-nodes: venv $(call extra,spark plots) ## test racks and drains on a Kubernet
 demo: prerequisites-demo $(call extra,demo) ## run the image pipeline on this machine, with a live plot; 1 to 4 minutes with all downloads
 	$(BIN)/shoal demo $(DEMO)
 demo-kubernetes: prerequisites-demo-kubernetes $(call extra,plots) ## the same on Kubernetes, a cluster included; DEMO=--use-current-context for your own
-	PYTHONPATH=tests:tests/support $(BIN)/python examples/demo/demo.py $(DEMO)
+	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
 bench: venv jars $(call extra,plots) ## compare one broker with Apache Kafka; 40 minutes
 	$(BIN)/python bench/run.py $(BENCH)
 bench-security: venv jars $(call extra,plots) ## compare TLS, logins and permissions with Apache Kafka
@@ -130,7 +130,7 @@ bench-spark: prerequisites-java venv $(call extra,spark plots) ## compare the Sp
 	$(BIN)/python bench/spark/run.py $(BENCH)
 # The part of tests/e2e that CI runs: the chart's rendering, one install, one scale up and down, one roll, one uninstall.
 E2E_CI := tests/e2e/test_chart.py $(addprefix tests/e2e/test_,install.py::test_the_notes_of_the_chart_lead_to_a_queue_that_works install.py::test_helm_test_passes spark_consumer.py::test_executors_follow_the_lag_to_zero three_brokers.py::test_a_roll_under_load_loses_no_record_and_hardly_repeats_one uninstall.py::test_uninstall_and_reinstall_over_kept_data)
-# Test processes. Half of the tests wait for brokers, so twice as many as cores are busy (tests/support/scheduling.py).
+# Test processes. Half of the tests wait for brokers, so twice as many as cores are busy (tests/support/runs/scheduling.py).
 WORKERS ?= 4
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
@@ -161,7 +161,7 @@ coverage: venv $(if $(FILES),,java $(call extra,spark jobs plots)) ## which line
 	PYTHONPATH=tools $(BIN)/python -m coverage_report $(SINCE)
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
 nightly: prerequisites-nightly venv java $(call extra,spark jobs plots docs fuzz release) ## long tests, 90 minutes; NIGHTLY_HOURS=8 for a longer night
-	PYTHONPATH=tests:tests/support $(BIN)/python tests/support/nightly.py
+	PYTHONPATH=tests $(BIN)/python tests/support/runs/nightly.py
 
 docs: venv                  ## generate pages of docs/, and types of responses and resources
 	$(BIN)/python tools/config_page.py > docs/configs.md

@@ -25,17 +25,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from brokers import process_cpu_s
 from celery import Celery
-from conditions import eventually
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
 from shoal.client.errors import expect
 from shoal.worker import Queue
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import forks
 from brokers import process_cpu_s
-from conditions import eventually
-from local_up import LocalUp, make_queue, write_manifests
+from support.brokers import forks
+from support.brokers.local_up import LocalUp, make_queue, write_manifests
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

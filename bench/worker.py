@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from brokers import process_cpu_s
-from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
@@ -28,6 +27,7 @@ from shoal.client.errors import expect
 from shoal.client.share.acquired import Acknowledgement, AcknowledgeType
 from shoal.worker import Worker
 from shoal.worker.process import freeze_imports
+from support.brokers.servers import ShoalProcess
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -14,16 +14,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import coverage_contexts
 import hypothesis
-import leaks
 import pytest
-import scheduling
-import servers
-from example_counts import AT_NIGHT, BY_DAY
-from seeding import SEED
-from servers import ShoalProcess
-from shared_servers import (
+from support.brokers import servers
+from support.brokers.servers import ShoalProcess
+from support.brokers.shared_servers import (
     Brokers,
     SharedKafka,
     controller_pid,
@@ -31,6 +26,9 @@ from shared_servers import (
     list_topics,
     shared_kafka,
 )
+from support.runs import coverage_contexts, leaks, scheduling
+from support.runs.example_counts import AT_NIGHT, BY_DAY
+from support.runs.seeding import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping

@@ -34,11 +34,11 @@ PACKAGES = {
     "shoal_spark": "spark_operator_jobs",
 }
 #: Folders whose modules tests import by their names.
-HELPERS = ("tests", "tests/support", "tests/model", "bench", "tools")
+HELPERS = ("tests", "tests/model", "bench", "tools")
 #: Modules of tests that start a program, and the module that it begins with.
 STARTED = {
-    "tests/support/servers.py": "shoal.cli.commands.server",
-    "tests/support/commands.py": "shoal.cli.main",
+    "tests/support/brokers/servers.py": "shoal.cli.commands.server",
+    "tests/support/brokers/commands.py": "shoal.cli.main",
 }
 #: Tests on Kubernetes are run by name.
 SKIPPED = ("tests/e2e/",)

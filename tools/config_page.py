@@ -34,7 +34,7 @@ under Kafka's name, and Shoal's own, which begin with `shoal.`. It is generated 
 
 Each entry gives the type, the unit, the default and the allowed values. A config takes effect
 unless its entry says *no effect*, and a test observes each effect
-(`tests/support/config_effects.py`).
+(`tests/support/pages/config_effects.py`).
 If an entry says *default only*, other values are refused. If you give `shoal server` settings
 without effect, it names them when it starts.
 

@@ -1,7 +1,7 @@
 """Takes the console's pictures for README and docs: a small cluster with six queues under load,
 after some minutes of history.
 
-Use: `PYTHONPATH=tests:tests/support python tools/console_pictures.py docs/images --minutes 30`
+Use: `PYTHONPATH=tests python tools/console_pictures.py docs/images --minutes 30`
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from browsers import chromium
-from console_letters import Letters
-from console_screens import NARROW, WIDE, Page
-from ports import free_ports
-from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import Client, SyncClient
 from shoal.client.settings import Settings
 from shoal.client.share.acquired import AcknowledgeType, AcquireMode
 from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import serving
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.console.browsers import chromium
+from support.console.console_letters import Letters
+from support.console.console_screens import NARROW, WIDE, Page
 
 #: Records in a burst of the load, and seconds between two bursts.
 BURST, EVERY_S = 20, 0.3

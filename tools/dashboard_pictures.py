@@ -2,7 +2,7 @@
 small cluster under load. Grafana shows the same panels in a style of its own.
 
 Use for the dashboards of brokers:
-`PYTHONPATH=tests:tests/support python tools/dashboard_pictures.py docs/images --minutes 12`.
+`PYTHONPATH=tests python tools/dashboard_pictures.py docs/images --minutes 12`.
 `tests/e2e/test_dashboards.py` draws that of the operator.
 """
 
@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dashboards
 import matplotlib.dates
 import matplotlib.pyplot as plt
-from clusters import ShoalCluster, running
-from prometheus_server import Prometheus, with_variables
-from queues import Queue
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client, SyncClient
 from shoal.client.consume.consumer import GroupConsumer
 from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import ClientError, expect
 from shoal.client.share.member import AcknowledgeType, AcquireMode
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.queues import Queue
+from support.pages.prometheus_server import Prometheus, with_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -38,12 +38,12 @@ from shoal.client.errors import KafkaError, expect
 from shoal_spark.arguments import BATCH_TARGET_MS
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parents[1] / "tests" / "support"), str(HERE.parent)]
+sys.path += [str(HERE.parents[1] / "tests"), str(HERE.parent)]
 
 from load_checks import LoadFailed  # noqa: E402
 from report import show  # noqa: E402
 from results import Clock, Goal, Results, document  # noqa: E402
-from servers import ShoalProcess  # noqa: E402
+from support.brokers.servers import ShoalProcess  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from cluster.test_quorum import create
-from clusters import CALM, ShoalCluster, running
-from conditions import eventually
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import CALM, CLUSTER_ID, ShoalCluster
-from conditions import eventually
-from permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -17,7 +14,10 @@ from shoal.quorum import wire
 from shoal.security import principals
 from shoal.security.acls import Operation, PatternType, Permission, ResourceType
 from shoal.security.principals import ForwardedPrincipal
-from wireclient import WireClient
+from support.brokers.clusters import CALM, CLUSTER_ID, ShoalCluster
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security.permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import CLUSTER_ID, ShoalCluster, running
+from support.brokers.clusters import CLUSTER_ID, ShoalCluster, running
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_controller_listener import QUORUM_APIS, serves
-from clusters import CLUSTER_ID, ShoalCluster, running
-from conditions import eventually
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.clusters import CLUSTER_ID, ShoalCluster, running
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import CALM, ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, ShareConsumer
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.share import CancelOutcome
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

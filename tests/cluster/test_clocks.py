@@ -14,17 +14,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import ShoalCluster
-from conditions import eventually
-from permissions import CONFIGS, entry, grant, withdraw
-from ports import free_ports
-from sasl_dialogue import Dialogue
-from scram_users import add_scram_user
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Operation, ResourceType
+from support.brokers.clusters import ShoalCluster
+from support.brokers.ports import free_ports
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security.permissions import CONFIGS, entry, grant, withdraw
+from support.security.sasl_dialogue import Dialogue
+from support.security.scram_users import add_scram_user
 from unit.security.test_jwt_tokens import jwk, private_key, token
-from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

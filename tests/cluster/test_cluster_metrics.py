@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import ShoalCluster, running
-from conditions import eventually
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
+from support.brokers.clusters import ShoalCluster, running
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

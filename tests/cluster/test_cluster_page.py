@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from console import Console, steps
-from ports import free_run
+from support.brokers.ports import free_run
+from support.pages.console import Console, steps
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CALM_CONFIGS, Writer, check
-from clusters import ShoalCluster
-from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.quorum import wire
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

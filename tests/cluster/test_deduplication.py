@@ -9,10 +9,10 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from support.brokers.clusters import ShoalCluster, running
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

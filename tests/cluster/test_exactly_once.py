@@ -10,15 +10,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-import kafka_tools
 import pytest
 from cluster.test_individual_commit import SESSION
-from clusters import ShoalCluster, running
-from conditions import eventually
-from exactly_once_worker import RECORDS_MAX, Copier
-from kafkas import KafkaProcess
-from machine import lacking
-from servers import ShoalProcess
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
 from shoal.client.consume.consumer import Reader
@@ -26,6 +19,13 @@ from shoal.client.consume.fetcher import Isolation
 from shoal.client.consume.start_offsets import Reset, find_start_offsets
 from shoal.client.errors import InvalidConfiguration, expect
 from shoal.client.net.cluster import TopicPartition
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.servers import ShoalProcess
+from support.kafka import kafka_tools
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
+from support.runs.machine import lacking
+from support.workers.exactly_once_worker import RECORDS_MAX, Copier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CALM_CONFIGS, PARTITIONS, Writer, check
-from clusters import ShoalCluster, running
-from conditions import eventually_async
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
@@ -24,6 +22,8 @@ from shoal.client.errors import ClientError, expect
 from shoal.client.net.membership import LEAVE_MS
 from shoal.client.share.member import AcknowledgeType
 from shoal.server.cluster.unreachable_leaders import PATIENCE_S
+from support.brokers.clusters import ShoalCluster, running
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

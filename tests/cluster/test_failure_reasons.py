@@ -6,11 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import CALM, ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import AcknowledgeType as TheirType
 from confluent_kafka import ShareConsumer
-from queues import Queue
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError, expect
@@ -18,6 +15,9 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.client.share.member import Acknowledgement, AcknowledgeType
 from shoal.dead_letters.dead_letter_topics import read_dead_letters
 from shoal.protocol.reasons import FailureReason
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import ShoalCluster, running
-from conditions import eventually
-from queues import Queue
-from share_worker import Member
 from shoal.client.client import SyncClient
-from tenant_holds import count_most, list_holds
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
+from support.workers.share_worker import Member
+from support.workers.tenant_holds import count_most, list_holds
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-import seeding
 from cluster.test_replication import CONFIGS
-from clusters import ShoalCluster, running
-from fault_runs import Fault, Run
+from support.brokers.clusters import ShoalCluster, running
+from support.runs import seeding
+from support.scenarios.fault_runs import Fault, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

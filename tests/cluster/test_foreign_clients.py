@@ -7,8 +7,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import CALM, ShoalCluster, running
 from e2e.cluster.programs import program
+from support.brokers.clusters import CALM, ShoalCluster, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

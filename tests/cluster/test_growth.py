@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cluster.test_failover import prepared
-from clusters import CALM, ShoalCluster
-from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from shoal.client.client import Client
 from shoal.client.share.member import AcknowledgeType
 from shoal.metadata.names import INTERNAL_TOPICS, REMOTE_LOG_METADATA
+from support.brokers.clusters import CALM, ShoalCluster
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

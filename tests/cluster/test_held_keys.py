@@ -7,14 +7,14 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import CALM, ShoalCluster, running
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.brokers.commands import Shoal
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CALM_CONFIGS, Writer, check
-from clusters import CLUSTER_ID, ShoalCluster
-from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
-from ports import free_run
-from servers import ShoalProcess
+from support.brokers.clusters import CLUSTER_ID, ShoalCluster
+from support.brokers.ports import free_run
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

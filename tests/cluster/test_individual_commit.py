@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import Producer
-from individual_worker import Member
-from servers import ShoalProcess
 from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
 from shoal.client.consume.consumer import GroupConsumer, IndividualCommit, Record
 from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import KafkaError, expect
 from shoal.client.net.cluster import TopicPartition
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.workers.individual_worker import Member
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator

@@ -8,14 +8,14 @@ import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from certificates import Authority, Identity
 from cluster.test_operator_security import Secured, produced, queue_cluster
-from conditions import eventually
 from kube.issuers import CertManager
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal_operator.model import certificates, security
 from shoal_operator.model.certificates import KeyPair
+from support.runs.conditions import eventually
+from support.security.certificates import Authority, Identity
 
 if TYPE_CHECKING:
     from pathlib import Path

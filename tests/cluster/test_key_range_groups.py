@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from cluster.test_individual_commit import SESSION
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import Producer
-from range_worker import Member
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
+from support.brokers.clusters import ShoalCluster, running
+from support.runs.conditions import eventually
+from support.workers.range_worker import Member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

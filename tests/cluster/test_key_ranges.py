@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import KafkaException, Producer
 from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
@@ -18,6 +16,8 @@ from shoal.client.consume.fetcher import Isolation
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.record.key_ranges import KeyRanges
+from support.brokers.clusters import ShoalCluster, running
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

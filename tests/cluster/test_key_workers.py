@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_individual_commit import SESSION
-from conditions import eventually
-from key_worker import Begun, Worker
-from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.consume.consumer import GroupConsumer, IndividualCommit
 from shoal.client.consume.key_workers import HandlerError, KeyWorkers
@@ -22,7 +19,10 @@ from shoal.client.consume.start_offsets import Reset
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.workers.key_worker import Begun, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from shoal.protocol.api import ApiKey
+from support.brokers.clusters import ShoalCluster, running
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import Shoal
-from ports import free_run
+from support.brokers.commands import Shoal
+from support.brokers.ports import free_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

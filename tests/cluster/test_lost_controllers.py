@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import ShoalCluster, running
-from conditions import eventually
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 QUICK = {"controller.quorum.fetch.timeout.ms": "1000", "broker.session.timeout.ms": "3000"}
 

@@ -15,15 +15,15 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 import pytest
-from certificates import Authority, Stores
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, KafkaException, Producer, ShareConsumer
-from ports import free_ports
-from queues import Queue
 from shoal.client.client import SyncClient
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security.certificates import Authority, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

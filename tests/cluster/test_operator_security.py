@@ -15,12 +15,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import kafka_tools
 import pytest
-from clusters import CALM
-from conditions import eventually, eventually_async
 from confluent_kafka import Producer
-from console_letters import send_back
 from kube.api_server import resource
 from kube.secured_pods import SecuredPods
 from shoal.client.admin import quotas as quota_calls
@@ -44,6 +40,10 @@ from shoal_operator.model import users as users_model
 from shoal_operator.queues.queue_schedules import QueueScheduleReconciler
 from shoal_operator.queues.redrives import RedriveReconciler
 from shoal_operator.users.reconciler import QueueUserReconciler
+from support.brokers.clusters import CALM
+from support.console.console_letters import send_back
+from support.kafka import kafka_tools
+from support.runs.conditions import eventually, eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_range_transactions import CONFIGS, SESSION, copies, fill, run, values
-from conditions import eventually
-from exactly_once_worker import Copier
-from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.consume.consumer import GroupConsumer
 from shoal.client.consume.fetcher import Isolation
@@ -21,7 +18,10 @@ from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import COMMIT_ORDER_FEATURE
 from shoal.record.key_hash import hash_key
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.workers.exactly_once_worker import Copier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

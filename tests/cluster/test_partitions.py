@@ -16,16 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import networks
 import pytest
 from cluster.test_replication import CONFIGS
-from clusters import ShoalCluster, running
-from conditions import eventually
-from fault_clients import GroupMember
-from fault_runs import TOPIC, Run
-from histories import Outage
-from machine import lacking
-from networks import NAMESPACES, Network, inside, lacks
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, expect
 from shoal.client.net.cluster import TopicPartition
@@ -33,6 +25,14 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.server.coordinators.service import compute_partition
+from support.brokers import networks
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.networks import NAMESPACES, Network, inside, lacks
+from support.runs.conditions import eventually
+from support.runs.machine import lacking
+from support.scenarios.fault_clients import GroupMember
+from support.scenarios.fault_runs import TOPIC, Run
+from support.scenarios.histories import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

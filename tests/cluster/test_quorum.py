@@ -7,9 +7,9 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import CALM, ShoalCluster, running
-from conditions import eventually
 from shoal.protocol.api import ApiKey
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

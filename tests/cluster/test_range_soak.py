@@ -16,17 +16,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import seeding
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from histories import History
-from java_clients import JavaClient, JavaProcess
-from range_worker import Got, Member
 from shoal.client.client import Client
 from shoal.client.errors import expect
+from support.brokers.clusters import ShoalCluster, running
+from support.kafka.java_clients import JavaClient, JavaProcess
+from support.runs import seeding
+from support.runs.conditions import eventually
+from support.scenarios.histories import History
+from support.workers.range_worker import Got, Member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

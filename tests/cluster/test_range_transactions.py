@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from exactly_once_worker import Copier
-from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.consume.consumer import GroupConsumer, IndividualCommit, Reader
 from shoal.client.consume.fetcher import Isolation
@@ -21,7 +18,10 @@ from shoal.client.consume.start_offsets import Reset, find_start_offsets
 from shoal.client.errors import TransactionAbortable
 from shoal.client.net.cluster import TopicPartition
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.workers.exactly_once_worker import Copier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from shoal.client.client import Client
 from shoal.client.net.batches import decode
 from shoal.client.settings import Settings
 from shoal.record.key_ranges import KeyRanges
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import CALM, ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import (
     Consumer,
     KafkaError,
@@ -18,11 +16,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic
-from fault_clients import SHORT_FETCHES
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.scenarios.fault_clients import SHORT_FETCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

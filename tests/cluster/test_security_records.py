@@ -6,14 +6,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import CALM, ShoalCluster, running
-from conditions import eventually
-from ports import free_ports, free_run
-from sasl_dialogue import Dialogue
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.brokers.ports import free_ports, free_run
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security.sasl_dialogue import Dialogue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS, PARTITIONS
-from clusters import ShoalCluster, running
-from conditions import ceiling, eventually, standstills
-from fault_clients import Writer
-from histories import History
-from queues import Queue
-from share_worker import Member
 from shoal.client.client import SyncClient
 from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.queues import Queue
+from support.runs.conditions import ceiling, eventually, standstills
+from support.scenarios.fault_clients import Writer
+from support.scenarios.histories import History
+from support.workers.share_worker import Member
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CALM_CONFIGS, PARTITIONS, Writer
-from clusters import ShoalCluster, running
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
@@ -25,6 +22,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from shoal.protocol.api import ApiKey
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.commands import Shoal
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,21 +6,21 @@ import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
-import captures
 import pytest
-from certificates import Authority, Stores
 from cluster.test_migration import Worker
 from cluster.test_replication import CALM_CONFIGS, PARTITIONS
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import Consumer, Producer
-from machine import lacking
-from queues import Queue
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from support.attacks import captures
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
+from support.runs.machine import lacking
+from support.security.certificates import Authority, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

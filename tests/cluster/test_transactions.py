@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_individual_commit import SESSION, poll_records
-from conditions import eventually
-from lossy_proxy import LossyProxy
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
 from shoal.client.consume.consumer import GroupConsumer, IndividualCommit, Reader
@@ -32,7 +28,11 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.client.produce.transactional import GroupMetadata, ProducerTransactionState
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.lossy_proxy import LossyProxy
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

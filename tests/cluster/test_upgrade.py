@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 from cluster.test_migration import Jobs, Worker, go_on
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster
-from conditions import eventually
 from earlier_tree import NoHistory, before_security, extract
-from machine import lacking
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from support.brokers.clusters import ShoalCluster
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

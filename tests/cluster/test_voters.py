@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.test_failover import prepared
 from cluster.test_replication import CALM_CONFIGS
-from clusters import CALM, CLUSTER_ID, ShoalCluster, running
-from conditions import eventually
 from shoal.client.client import Client
 from shoal.protocol.api import ApiKey
+from support.brokers.clusters import CALM, CLUSTER_ID, ShoalCluster, running
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from clusters import ShoalCluster, running
-from conditions import eventually_async
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.worker import Job, Worker
-from worker_runs import count, serving
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually_async
+from support.workers.worker_runs import count, serving
 
 if TYPE_CHECKING:
     from pathlib import Path

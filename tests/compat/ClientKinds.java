@@ -1,5 +1,5 @@
 // Uses Kafka's clients of each kind once, so that their classes are loaded: for
-// tests/support/class_archives.py. Arguments: bootstrap and a directory for a Streams application's state.
+// tests/support/kafka/class_archives.py. Arguments: bootstrap and a directory for a Streams application's state.
 
 import java.time.Duration;
 import java.util.List;

@@ -1,4 +1,4 @@
-// Apache Kafka's Java clients for runs with faults: tests/support/java_clients.py starts this and reads it.
+// Apache Kafka's Java clients for runs with faults: tests/support/kafka/java_clients.py starts this and reads it.
 //
 // Arguments: bootstrap servers, topic, number of partitions, group protocol (classic or consumer),
 // then one role and name per client, such as writer:w1, reader:g1, sharer:s1. All clients share one

@@ -1,4 +1,4 @@
-// A member of a share group with Kafka's Java client, as tests/support/share_worker.py is one with
+// A member of a share group with Kafka's Java client, as tests/support/workers/share_worker.py is one with
 // librdkafka: the same arguments, and the same JSON objects on standard output. Ends when standard
 // input does, or is killed.
 //

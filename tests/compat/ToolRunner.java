@@ -1,4 +1,4 @@
-// Runs Kafka's command-line tools one after the other in one JVM, for tests/support/tool_runner.py.
+// Runs Kafka's command-line tools one after the other in one JVM, for tests/support/kafka/tool_runner.py.
 //
 // Each line of standard input is a call: the class of the tool and its words, each in Base64, with
 // blanks between them. Each line of standard output is what came of it: the exit status, the output

@@ -9,22 +9,21 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-import early_java
-import kafka_tools
 import pytest
-from kafka_tools import KafkaTools
-from machine import lacking
-from queues import Queue
-from secured_clusters import Secured, SharedClusters
-from servers import ShoalProcess
-from shared_servers import controller_pid
 from shoal.client.client import SyncClient
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.brokers.shared_servers import controller_pid
+from support.kafka import early_java, kafka_tools
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.machine import lacking
+from support.security.secured_clusters import Secured, SharedClusters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -15,7 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from machine import lacking
+from support.runs.machine import lacking
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "tools" / "site" / "mkdocs.yml"

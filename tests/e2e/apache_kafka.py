@@ -9,8 +9,8 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from e2e.cluster import images
-from kafka_tools import LIBRARY
-from kafkas import CLUSTER_ID, SINGLE_NODE
+from support.kafka.kafka_tools import LIBRARY
+from support.kafka.kafkas import CLUSTER_ID, SINGLE_NODE
 
 if TYPE_CHECKING:
     from e2e.resources import Resources

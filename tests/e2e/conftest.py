@@ -11,13 +11,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import leaks
 import pytest
 from e2e.cluster import images
 from e2e.cluster.backend import Cluster, choose
 from e2e.cluster.layout import REPOSITORY, layout_from_environment
 from e2e.release import Release
 from e2e.resources import Resources, queue_cluster
+from support.runs import leaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

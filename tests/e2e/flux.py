@@ -12,11 +12,11 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from conditions import eventually
 from e2e.cluster import images
 from e2e.cluster.layout import REPOSITORY
 from e2e.cluster.programs import FLUX, module_directory
 from e2e.resources import Resources
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

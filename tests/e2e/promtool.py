@@ -8,7 +8,7 @@ from pathlib import Path
 
 from e2e.cluster.commands import run
 from e2e.cluster.layout import CACHE, ClusterError
-from machine import lacking
+from support.runs.machine import lacking
 
 
 def promtool() -> Path:

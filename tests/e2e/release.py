@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from conditions import eventually
 from e2e.cluster import images
 from e2e.cluster.layout import KUBERNETES_VERSION, REPOSITORY
 from prometheus_client.parser import text_string_to_metric_families
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.cluster.backend import Cluster

@@ -10,8 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from conditions import eventually
 from e2e.cluster import images
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     import subprocess

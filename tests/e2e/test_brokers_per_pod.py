@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from e2e.cluster.layout import ZONE
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
@@ -21,6 +20,7 @@ from e2e.resources import (
 )
 from e2e.test_listeners import INSIDE, OUTSIDE
 from e2e.test_three_brokers import BROKERS, replicas_of, wait_in_sync
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,12 +6,12 @@ import base64
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from cryptography import x509
 from e2e.cert_manager import CertManager, company, renew
 from e2e.producing import consuming, producing
 from e2e.resources import queue_cluster, queue_topic, share_group
 from e2e.test_renewal import restarts
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

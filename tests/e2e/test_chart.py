@@ -19,10 +19,10 @@ from e2e.cluster.backend import tool
 from e2e.cluster.commands import run
 from e2e.cluster.layout import ClusterError
 from e2e.release import CHART, KUBE
-from seeding import SEED
 from shoal.console.reading.masks import parse_masks
 from shoal.console.sampling.kubernetes import PLURALS
 from sim.seeds import draw_by_day
+from support.runs.seeding import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from conditions import eventually
 from e2e.cluster.backend import tool
 from e2e.resources import (
     Resources,
@@ -19,6 +18,7 @@ from e2e.resources import (
     share_consumer,
     share_group,
 )
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

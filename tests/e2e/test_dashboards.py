@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import dashboard_pictures
 import pytest
 import yaml
-from conditions import eventually
 from e2e.release import NAMESPACE
 from e2e.resources import Resources, queue_topic, share_consumer, share_group
-from prometheus_server import Prometheus, lines
+from support.pages.prometheus_server import Prometheus, lines
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

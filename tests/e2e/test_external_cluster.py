@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import kafka_tools
 import pytest
 import yaml
-from conditions import eventually
 from e2e.apache_kafka import ApacheKafka, secret
 from e2e.cluster.layout import REPOSITORY
 from e2e.conftest import new_namespace
@@ -24,7 +22,9 @@ from e2e.resources import (
     share_consumer,
     share_group,
 )
-from machine import lacking
+from support.kafka import kafka_tools
+from support.runs.conditions import eventually
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import yaml
-from conditions import eventually
 from e2e.cluster import images
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+from support.runs.conditions import eventually
 
 STORAGE_CLASS = "arrives-late"
 

@@ -12,10 +12,10 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import ceiling, eventually, stopwatch
 from e2e.flux import APPLIED_S, Flux, Platform
 from e2e.resources import Resources
-from release_builds import VERSION
+from support.runs.conditions import ceiling, eventually, stopwatch
+from support.runs.release_builds import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

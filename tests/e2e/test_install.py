@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from conditions import ceiling, eventually, stopwatch
 from e2e.cluster.layout import REPOSITORY
 from e2e.release import CHART, KUBE, Release
 from e2e.resources import (
@@ -21,6 +20,7 @@ from e2e.resources import (
     share_group,
 )
 from kube.gitops.kstatus import results
+from support.runs.conditions import ceiling, eventually, stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.cluster import images
 from e2e.resources import queue_topic, share_consumer, share_group
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.resources import Resources

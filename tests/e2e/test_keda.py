@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from conditions import ceiling, eventually, stopwatch
 from e2e.cluster.layout import REPOSITORY
 from e2e.keda import Keda
 from e2e.release import NAMESPACE
 from e2e.resources import consumer_pod, queue_topic, share_group
+from support.runs.conditions import ceiling, eventually, stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
-from kafka_tools import KafkaTools
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

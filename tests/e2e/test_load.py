@@ -6,9 +6,9 @@ import json
 import time
 
 import yaml
-from conditions import ceiling, eventually
 from e2e.release import NAMESPACE, Release
 from e2e.resources import Resources, queue_topic, share_group
+from support.runs.conditions import ceiling, eventually
 
 #: Of each kind.
 COUNT = 500

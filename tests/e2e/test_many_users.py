@@ -7,9 +7,9 @@ import time
 
 import pytest
 import yaml
-from conditions import ceiling, eventually
 from e2e.release import NAMESPACE, Release
 from e2e.resources import Manifest, Resources, queue_cluster, queue_user
+from support.runs.conditions import ceiling, eventually
 
 COUNT = 5_000
 READY_SECONDS_MAX, ONE_MORE_SECONDS_MAX = 300, 5

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from e2e.producing import assert_taken_once, producing
 from e2e.resources import queue_cluster, queue_topic, share_group
 from e2e.test_three_brokers import replicas_of
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.resources import Resources

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.cluster.layout import ZONE
 from e2e.conftest import new_namespace
 from e2e.producing import producing
 from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
 from e2e.test_three_brokers import replicas_of, wait_in_sync
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,6 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e import openshift
 from e2e.resources import (
     Resources,
@@ -16,7 +15,8 @@ from e2e.resources import (
     share_consumer,
     share_group,
 )
-from seeding import SEED
+from support.runs.conditions import eventually
+from support.runs.seeding import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from console import Console, steps
 from e2e.cluster.layout import REPOSITORY
 from e2e.conftest import new_namespace
+from support.pages.console import Console, steps
 
 if TYPE_CHECKING:
     from pathlib import Path

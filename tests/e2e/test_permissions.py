@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from conditions import eventually
 from e2e.release import OPERATOR
 from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.release import Release

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.cluster.images import tag
 from e2e.cluster.layout import REPOSITORY
 from e2e.release import NAME, NAMESPACE
 from e2e.resources import Resources
-from release_builds import VERSION, build
 from shoal_operator.model import names
+from support.runs.conditions import eventually
+from support.runs.release_builds import VERSION, build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

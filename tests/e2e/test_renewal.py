@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from e2e.producing import consuming, producing
 from e2e.release import NAMESPACE, OPERATOR
 from e2e.resources import queue_cluster, queue_topic, share_group
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from conditions import eventually
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.resources import Resources

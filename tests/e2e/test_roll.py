@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conditions import eventually
 from e2e.producing import producing
 from e2e.release import NAMESPACE, OPERATOR, Release
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+from support.runs.conditions import eventually
 
 
 def broker(queue: Resources) -> str:

@@ -6,9 +6,9 @@ import datetime
 import json
 import re
 
-from conditions import ceiling, eventually, stopwatch
 from e2e.release import NAMESPACE
 from e2e.resources import Resources, queue_topic, share_consumer, share_group
+from support.runs.conditions import ceiling, eventually, stopwatch
 
 #: From lag above the target until the first consumer's pod is created.
 REACTION_SECONDS_MAX = 10

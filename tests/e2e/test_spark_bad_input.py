@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.cluster import images, spark_operator
 from e2e.resources import Resources, queue_topic, share_consumer, share_group
 from e2e.spark_consumers import prepare, spark
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.cluster.backend import Cluster

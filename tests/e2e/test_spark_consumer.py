@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from conditions import eventually
 from e2e.cluster import images, spark_operator
 from e2e.release import NAMESPACE
 from e2e.resources import Resources, queue_topic, share_consumer, share_group
@@ -30,6 +29,7 @@ from e2e.spark_consumers import (
     state,
     stored,
 )
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.cluster.backend import Cluster

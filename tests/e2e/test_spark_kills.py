@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.cluster import images, spark_operator
 from e2e.resources import Resources, share_consumer
 from e2e.spark_consumers import (
@@ -17,6 +16,7 @@ from e2e.spark_consumers import (
     spark,
     stored,
 )
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.cluster.backend import Cluster

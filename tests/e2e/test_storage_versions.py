@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from conditions import eventually
 from e2e.resources import queue_topic
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.release import Release

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from e2e.cluster import images
 from e2e.resources import PAUSE, Resources, queue_cluster
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.resources import queue_cluster, queue_topic, queue_user, share_group
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.resources import Resources

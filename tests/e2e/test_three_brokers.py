@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import ceiling, eventually, stopwatch
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
 from e2e.resources import Resources, queue_cluster, queue_rebalance, queue_topic, share_group
+from support.runs.conditions import ceiling, eventually, stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

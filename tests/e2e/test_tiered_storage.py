@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from e2e.object_store import TIERED_STORAGE, start_store
 from e2e.producing import producing, starting_to_produce
 from e2e.resources import queue_cluster, queue_topic
 from e2e.test_three_brokers import wait_in_sync
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.resources import Resources

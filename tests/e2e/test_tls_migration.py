@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conditions import eventually
 from e2e.producing import consuming, producing
 from e2e.resources import (
     EVERYTHING,
@@ -17,6 +16,7 @@ from e2e.resources import (
     queue_user,
     share_group,
 )
+from support.runs.conditions import eventually
 
 PLAIN = {
     "name": "plain",

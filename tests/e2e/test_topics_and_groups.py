@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from conditions import eventually
 from e2e.resources import (
     Resources,
     queue_cluster,
@@ -13,6 +12,7 @@ from e2e.resources import (
     share_consumer,
     share_group,
 )
+from support.runs.conditions import eventually
 
 #: So that the tests need not wait half a minute until a lock expires.
 BROKER_CONFIG = {"group.share.min.record.lock.duration.ms": "1000"}

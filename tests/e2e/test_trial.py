@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from conditions import ceiling, eventually
 from e2e.cluster import images
 from e2e.conftest import new_namespace
 from e2e.resources import (
@@ -29,6 +28,7 @@ from e2e.resources import (
     share_consumer,
     share_group,
 )
+from support.runs.conditions import ceiling, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
-from conditions import eventually
 from e2e.release import NAMESPACE
 from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
 from e2e.spark_consumers import spark
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from e2e.release import Release

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.cluster import images
 from e2e.cluster.layout import REPOSITORY
 from e2e.conftest import new_namespace
 from e2e.producing import consuming, producing
 from e2e.release import CHART, NAME, NAMESPACE, Release
 from e2e.resources import Resources, client_pod, queue_cluster, queue_topic, share_group
-from machine import lacking
+from support.runs.conditions import eventually
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from conditions import eventually
 from e2e.resources import Resources, queue_cluster, queue_topic
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import existing_names
-import permissions
 import pytest
-from attack_catalogue import CATALOGUE
-from attackers import LEFT_OUT, Target, make_largest_frames, send_and_wait
-from certificates import Authority, Stores
-from conditions import eventually, fits_cpu
 from kio.static.constants import EntityType
-from large_requests import find_arrays, make_large_requests, make_longest_request
-from login_attackers import LOGINS, SECURED
-from ports import free_ports
-from quiet_clients import QuietClient
-from servers import ShoalProcess
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.server.handlers import HANDLERS
-from wireclient import WireClient
+from support.attacks import existing_names
+from support.attacks.attack_catalogue import CATALOGUE
+from support.attacks.attackers import LEFT_OUT, Target, make_largest_frames, send_and_wait
+from support.attacks.large_requests import find_arrays, make_large_requests, make_longest_request
+from support.attacks.login_attackers import LOGINS, SECURED
+from support.attacks.quiet_clients import QuietClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually, fits_cpu
+from support.security import permissions
+from support.security.certificates import Authority, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

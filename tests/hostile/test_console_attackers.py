@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually, fits_cpu
-from console_attackers import (
+from support.attacks.console_attackers import (
     CATALOGUE,
     USERS,
     ConsoleTarget,
@@ -18,7 +17,8 @@ from console_attackers import (
     find_port,
     prepare_topics,
 )
-from servers import ShoalProcess
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually, fits_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,11 +12,11 @@ import json
 import subprocess
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import leaks
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import program
 from kube.structural import CRDS
-from machine import lacking
+from support.runs import leaks
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

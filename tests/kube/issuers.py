@@ -9,10 +9,10 @@ import base64
 import re
 from typing import TYPE_CHECKING, Any
 
-from certificates import Authority, Identity
 from kube.api_server import ApiServer, CrashPoint
 from shoal_operator.kube.kube import KubeError
 from shoal_operator.model import cert_manager
+from support.security.certificates import Authority, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,9 +8,9 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from commands import SHOAL
 from shoal_operator.model import names
 from shoal_operator.model.restore import CONTAINER, RESTORED
+from support.brokers.commands import SHOAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

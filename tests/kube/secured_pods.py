@@ -15,14 +15,14 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, Self
 from urllib.error import HTTPError
 
-from identity_providers import AUDIENCE, ISSUER
 from kube.api_server import ApiServer, CrashPoint, Manifest, resource
-from ports import free_ports
-from servers import ShoalProcess
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.model import certificates, names, node_pools, pod_layout, security
 from shoal_operator.model.certificates import KeyPair
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.security.identity_providers import AUDIENCE, ISSUER
 
 if TYPE_CHECKING:
     from pathlib import Path

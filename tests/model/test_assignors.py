@@ -7,12 +7,12 @@ from itertools import combinations, product
 from uuid import UUID
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group.assignment import GroupSpec, MemberSpec, flatten, group_by_topic
 from shoal.coordinator.group.consumer import range_assignor, uniform_assignor
 from shoal.coordinator.group.share import simple_assignor
+from support.runs.example_counts import scale_examples
 
 TOPICS = [UUID(int=n + 1) for n in range(4)]
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from seeding import drawn_seeds
 from shoal.coordinator.group.offsets import commit_order
 from shoal.coordinator.group.offsets.commit_order import (
     NO_OWNER,
@@ -23,6 +22,7 @@ from shoal.coordinator.group.offsets.commit_order import (
 )
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import key_range_map
+from support.runs.seeding import drawn_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -21,6 +20,7 @@ from shoal.coordinator.share.fair_queue import DEBT_MAX_MS, RECORD_COST_MS, Fair
 from shoal.coordinator.share.settings import SelectionPolicy
 from shoal.coordinator.share.tenant_limits import TenantLedger
 from shoal.coordinator.share.tenants import TenantPolicy
+from support.runs.example_counts import scale_examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.record import finished_offsets
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.offset_set import to_ranges
+from support.runs.example_counts import scale_examples
 
 
 def _offsets(size: int = 400) -> st.SearchStrategy[list[int]]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from coordinator_sim import Simulation
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -38,6 +36,8 @@ from shoal.coordinator.group.offsets.requests import (
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ErrorCode
+from support.brokers.coordinator_sim import Simulation
+from support.runs.example_counts import scale_examples
 
 GROUPS = ("g", "h")
 TOPICS = {"t": UUID(int=1), "u": UUID(int=2)}

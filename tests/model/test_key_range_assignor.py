@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group.assignment import GroupSpec, MemberSpec, flatten
@@ -23,6 +22,7 @@ from shoal.coordinator.group.key_ranges.key_slots import (
     to_ranges,
 )
 from shoal.protocol.features import KEY_HASH_MAX
+from support.runs.example_counts import scale_examples
 
 TOPICS = [UUID(int=n + 1) for n in range(3)]
 ASSIGNORS = pytest.mark.parametrize("assignor", [uniform_assignor.assign, range_assignor.assign])

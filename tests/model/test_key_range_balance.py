@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from coordinator_sim import Simulation
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group.key_ranges.key_range_balance import (
@@ -31,6 +29,8 @@ from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.key_hash import hash_key
+from support.brokers.coordinator_sim import Simulation
+from support.runs.example_counts import scale_examples
 from test_key_range_groups_model import Client, image_of, report_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from coordinator_sim import Simulation
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +21,8 @@ from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.metadata.image import ConfigResourceType, MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ErrorCode
+from support.brokers.coordinator_sim import Simulation
+from support.runs.example_counts import scale_examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

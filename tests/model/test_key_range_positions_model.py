@@ -13,8 +13,6 @@ import copy
 from typing import Any
 from uuid import UUID
 
-from coordinator_sim import Simulation
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -34,6 +32,8 @@ from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.offset_set import OffsetSet, to_ranges
+from support.brokers.coordinator_sim import Simulation
+from support.runs.example_counts import scale_examples
 
 TOPIC = UUID(int=1)
 CELLS = 8

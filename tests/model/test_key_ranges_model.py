@@ -11,12 +11,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from log_material import NOW_MS, compact, open_log, records
-from machine import lacking
 from shoal.client.net.batches import decode
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
@@ -28,6 +25,9 @@ from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
 from shoal.record.records import Record, build_batch, decompress_records, iter_spans, read_records
 from shoal.server.replication import range_reads
 from shoal.server.replication.range_reads import RangeRead, RangeReads, ReadBudget
+from support.runs.example_counts import scale_examples
+from support.runs.machine import lacking
+from support.storage.log_material import NOW_MS, compact, open_log, records
 
 if TYPE_CHECKING:
     from shoal.replication.partition import Partition

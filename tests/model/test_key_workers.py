@@ -11,7 +11,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,7 +23,8 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.errors import ErrorCode
 from shoal.record.key_hash import hash_record
 from shoal.record.key_ranges import KeyRanges
-from virtual_time import VirtualLoop
+from support.runs.example_counts import scale_examples
+from support.runs.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

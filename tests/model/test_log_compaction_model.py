@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from log_material import NOW_MS, open_log, records
 from shoal.log.appends import AppendOrigin
 from shoal.log.cleaner import ENTRY_BYTES
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch
+from support.runs.example_counts import scale_examples
+from support.storage.log_material import NOW_MS, open_log, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,11 +19,12 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from log_material import NOW_MS, batch, find_since, open_log, records
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, OffsetOutOfRange
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
+from support.runs.example_counts import scale_examples
+from support.storage.log_material import NOW_MS, batch, find_since, open_log, records
 
 CODECS = st.sampled_from(["none", "none", "gzip", "snappy", "lz4", "zstd"])
 

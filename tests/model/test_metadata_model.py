@@ -3,7 +3,6 @@
 import itertools
 from uuid import UUID
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -13,6 +12,7 @@ from shoal.metadata.controller import ControllerResult
 from shoal.metadata.image import BrokerEndpoint, BrokerImage, ConfigResourceType, MetadataImage
 from shoal.metadata.records import decode, encode
 from shoal.protocol.errors import ErrorCode
+from support.runs.example_counts import scale_examples
 
 NAMES = st.sampled_from(["a", "b", "a.b", "a_b", "bad name"])
 CONFIGS = st.sampled_from(

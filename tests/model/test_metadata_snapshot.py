@@ -13,7 +13,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.metadata import delta
@@ -28,6 +27,7 @@ from shoal.security.acls import Acl, Operation, PatternType, Permission
 from shoal.security.acls import ResourceType as AclType
 from shoal.security.delegation_tokens import DelegationToken
 from shoal.security.scram import ScramCredential
+from support.runs.example_counts import scale_examples
 
 KINDS = {message.name: message for message in LAYOUTS.values()}
 NAMES = st.sampled_from(["a", "b", "c"])

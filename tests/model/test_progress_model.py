@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -18,6 +17,7 @@ from shoal.coordinator.group.offsets import individual_commit
 from shoal.coordinator.group.offsets.individual_commit import KeyRangeRequest
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.protocol.errors import ApiError
+from support.runs.example_counts import scale_examples
 
 if TYPE_CHECKING:
     from shoal.client.consume.fetcher import FetchedBatches

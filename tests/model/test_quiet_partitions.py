@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -26,6 +25,7 @@ from shoal.record.records import build_batch
 from shoal.replication.partition import Partition
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.replication.replica_fetch import FetchPorts, FollowerFetch
+from support.runs.example_counts import scale_examples
 
 COUNT = 4
 INDEXES = st.integers(0, COUNT - 1)

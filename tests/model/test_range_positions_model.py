@@ -6,7 +6,6 @@ its records once and in order from where it started.
 
 from __future__ import annotations
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -22,6 +21,7 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import key_range_map
 from shoal.record.key_ranges import KeyRanges
+from support.runs.example_counts import scale_examples
 
 CELLS = 8
 WIDTH = (KEY_HASH_MAX + 1) // CELLS

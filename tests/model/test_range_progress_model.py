@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -27,6 +26,7 @@ from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import key_range_map
 from shoal.record.key_hash import hash_record
 from shoal.record.key_ranges import KeyRanges
+from support.runs.example_counts import scale_examples
 
 if TYPE_CHECKING:
     from shoal.record.records import Record

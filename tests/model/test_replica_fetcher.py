@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -25,6 +24,7 @@ from shoal.replication.replica_fetcher import (
     Key,
     ReplicaFetcher,
 )
+from support.runs.example_counts import scale_examples
 
 PARTITIONS = st.integers(0, 4)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,6 +24,7 @@ from shoal.coordinator.group.share.membership import (
 )
 from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode
+from support.runs.example_counts import scale_examples
 
 GROUP = "g"
 NAMES = ["apples", "berries"]

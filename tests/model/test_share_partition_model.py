@@ -18,7 +18,6 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -36,6 +35,7 @@ from shoal.coordinator.share.states import AcknowledgeType, RecordState
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.share import CancelOutcome
 from shoal.record.records import build_batch
+from support.runs.example_counts import scale_examples
 
 KEY = ShareKey("g", UUID(int=7), 0)
 MEMBERS = ["a", "b", "c"]

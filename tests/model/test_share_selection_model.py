@@ -15,11 +15,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from share_leaders import LogLeader
 from shoal.coordinator.share import compiled, fetch_limit
 from shoal.coordinator.share.acquisition import AcquireRequest
 from shoal.coordinator.share.key_holders import hold_keys
@@ -29,6 +27,8 @@ from shoal.coordinator.share.tenants import TenantPolicy
 from shoal.record.batch import check_crc, iter_headers
 from shoal.record.records import build_batch, read_records
 from shoal.server.share import selection_fetch as share_selection
+from support.brokers.share_leaders import LogLeader
+from support.runs.example_counts import scale_examples
 from test_share_partition_model import (
     ABORTED_PRODUCER,
     ACQUIRED,

@@ -7,11 +7,11 @@ from random import Random
 from uuid import UUID
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group.assignment import MemberSpec, flatten
 from shoal.coordinator.group.share.simple_assignor import SimpleAssignment
+from support.runs.example_counts import scale_examples
 
 TOPICS = [UUID(int=n + 1) for n in range(4)]
 CHANGES = 250

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,7 +16,8 @@ from shoal.coordinator.group.streams import target_assignment
 from shoal.coordinator.group.streams.streams_group import StreamsGroupState
 from shoal.coordinator.group.streams.tasks import flatten
 from shoal.protocol.errors import ErrorCode
-from streams_groups import (
+from support.runs.example_counts import scale_examples
+from support.streams.streams_groups import (
     NO_DELAYS,
     REBALANCE_TIMEOUT_MS,
     Client,

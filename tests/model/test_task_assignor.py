@@ -15,7 +15,7 @@ from shoal.coordinator.group.streams.sticky_assignor import (
     assign,
 )
 from shoal.coordinator.group.streams.tasks import flatten
-from streams_topologies import StreamsMaterial
+from support.streams.streams_topologies import StreamsMaterial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

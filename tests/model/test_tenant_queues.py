@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -25,6 +24,7 @@ from shoal.coordinator.share.states import ACKNOWLEDGED, ARCHIVED, ARCHIVING, AV
 from shoal.coordinator.share.tenant_limits import TenantLedger
 from shoal.coordinator.share.tenants import NAME_BYTES_MAX, NO_TENANT, TenantPolicy
 from shoal.record.records import build_batch
+from support.runs.example_counts import scale_examples
 
 if compiled.native is None:
     pytest.skip("there is no C compiler", allow_module_level=True)

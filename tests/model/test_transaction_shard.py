@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from coordinator_sim import Simulation
-from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -32,6 +30,8 @@ from shoal.transaction.shard import (
 )
 from shoal.transaction.states import TransactionState
 from shoal.transaction.transactions import LAST_EPOCH, TV_0, TV_2
+from support.brokers.coordinator_sim import Simulation
+from support.runs.example_counts import scale_examples
 
 IDS = ("a", "b")
 PARTITIONS = (("t", 0), ("t", 1), ("u", 0))

@@ -12,7 +12,6 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Any
 
-from seeding import DRAWN_FROM
 from sim import cluster_classic as classic
 from sim import cluster_clients as clients
 from sim import cluster_ordered as ordered
@@ -28,6 +27,7 @@ from sim.cluster_brokers import SimCluster
 from sim.cluster_clients import Workload
 from sim.cluster_faults import FAULTS, End
 from sim.cluster_kernel import Kernel
+from support.runs.seeding import DRAWN_FROM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,9 +13,7 @@ import random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import object_stores
 import pytest
-from object_stores import FaultyStore
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import Client
 from shoal.client.consume.fetcher import Isolation
@@ -35,6 +33,8 @@ from shoal.tiered.store import StoreError
 from sim.cluster_brokers import CONFIGS as OF_CLUSTERS
 from sim.cluster_clients import wait
 from sim.scenes import Scene, scene
+from support.storage import object_stores
+from support.storage.object_stores import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
-from seeding import SEED, drawn_seeds
+from support.runs.seeding import SEED, drawn_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -17,9 +17,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from seeding import SEED
 from sim.cluster_run import PARTS, of_seed, shown, simulate, try_seed
 from sim.seeds import chosen, chunked, one_seed, run, run_on_all_cores
+from support.runs.seeding import SEED
 
 VARIABLE = "CLUSTER_SEEDS"
 #: A simulated second of a cluster with all parts costs several of CPU.

@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from log_material import NOW_MS, records
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.storage import DiskStorage
+from support.storage.log_material import NOW_MS, records
 
 CHILD = """
 import sys
-from log_material import NOW_MS, batch
+from support.storage.log_material import NOW_MS, batch
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.storage import DiskStorage
@@ -46,7 +46,7 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path, kills: int) -> None:
             [sys.executable, "-c", CHILD, directory, str(recovery_point)],
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+            env={"PYTHONPATH": str(Path(__file__).parents[1])},
         )
         assert child.stdout is not None
         for line in child.stdout:

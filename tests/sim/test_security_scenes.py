@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import permissions
-from permissions import creations, deletions, entry
 from shoal.client.errors import ClientError
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, ResourceType
 from sim.scenes import Asked, Scene, scene
 from sim.test_scenes import SESSION_S, SOON_S, written
+from support.security import permissions
+from support.security.permissions import creations, deletions, entry
 
 if TYPE_CHECKING:
     from uuid import UUID

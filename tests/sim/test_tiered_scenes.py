@@ -5,10 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import object_stores
 import pytest
-from object_stores import FaultyStore
-from seeding import drawn_seeds
 from shoal.metadata.names import REMOTE_LOG_METADATA
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import iter_headers
@@ -17,6 +14,9 @@ from shoal.server.tiered import service
 from sim.scenes import ErrorCode, Scene, scene
 from sim.seeds import draw_by_day
 from sim.test_scenes import written
+from support.runs.seeding import drawn_seeds
+from support.storage import object_stores
+from support.storage.object_stores import FaultyStore
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -8,20 +8,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import leaks
 import pytest
-import spark_java
 from _pytest.runner import runtestprotocol
-from machine import lacking
-from queues import Queue
 from shoal.client.client import SyncClient
+from support.brokers.queues import Queue
+from support.runs import leaks
+from support.runs.machine import lacking
+from support.spark import spark_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
-    from servers import ShoalProcess
-    from shared_servers import Brokers, SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import Brokers, SharedKafka
 
 HERE = Path(__file__).parent
 #: Words of Spark where it does not wait for a Python worker, and how often a test may meet them.
@@ -67,7 +67,7 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with two cores, for queries that need no separate process."""
-    import spark_query
+    from support.spark import spark_query
 
     with leaks.unmarked():
         session = spark_query.session(tmp_path_factory.mktemp("spark"))

@@ -11,20 +11,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from queues import Queue
 from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
 from shoal.dead_letters.dead_letter_topics import read_dead_letters
 from shoal.protocol.reasons import FailureReason
-from streams import QUERY_TIMEOUT_S, Stream
+from support.brokers.queues import Queue
+from support.spark.streams import QUERY_TIMEOUT_S, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from servers import ShoalProcess
     from shoal.client.client import SyncClient
     from shoal.dead_letters.records import DeadLetter
+    from support.brokers.servers import ShoalProcess
 
 MakeQueue = Callable[..., Queue]
 #: The class and the message of the error of a damaged batch.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from accepted_batches import Accepted, batches, build
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shoal.client.net.batches import CorruptRecords
@@ -13,6 +12,7 @@ from shoal.record.batch import CorruptBatch, assign, read_header, sign
 from shoal.record.records import build_batch, encode_header_key, read_records
 from shoal_spark.columns import FIRST_MS, ColumnBuffer, build_schema
 from shoal_spark.ranges import OffsetRange
+from support.attacks.accepted_batches import Accepted, batches, build
 
 BYTES = st.none() | st.binary(max_size=300) | st.just(b"x" * 20_000)
 RECORDS = st.lists(

@@ -6,19 +6,19 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import spark_query
 from shoal.client.errors import KafkaError
 from shoal.client.net.cluster import TopicPartition
 from shoal.record.key_ranges import KeyRanges
 from spark.test_replay import RUN_TIMEOUT_S, killed
-from streams import QUERY_TIMEOUT_S
+from support.spark import spark_query
+from support.spark.streams import QUERY_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
-    from queues import Queue
+    from support.brokers.queues import Queue
 
 RANGES = 4
 ALLOWED = {"shoal.key.ranges.enable": "true"}

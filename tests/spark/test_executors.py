@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import spark_cluster
-from conditions import eventually
+from support.runs.conditions import eventually
+from support.spark import spark_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from queues import Queue
+    from support.brokers.queues import Queue
 
 PROGRAM = Path(spark_cluster.__file__)
 WAIT_S = 180.0

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from shoal_spark.options import BOOTSTRAP
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
     from pyspark.sql import SparkSession
-    from queues import Queue
     from shoal.client.client import SyncClient
+    from support.brokers.queues import Queue
 
 JOBS = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "jobs"
 

@@ -23,7 +23,7 @@ from shoal_spark.range_reader import DataLoss
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from queues import Queue
+    from support.brokers.queues import Queue
 
     MakeQueue = Callable[..., Queue]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import spark_query
 from cluster.test_replication import CALM_CONFIGS
-from clusters import ShoalCluster, running
-from conditions import eventually
-from queues import Queue
 from shoal.client.client import SyncClient
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
+from support.spark import spark_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from queues import Queue
-from streams import QUERY_TIMEOUT_S, Stream
+from support.brokers.queues import Queue
+from support.spark.streams import QUERY_TIMEOUT_S, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path

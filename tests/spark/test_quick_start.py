@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from page_runs import try_page
+from support.pages.page_runs import try_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "quickstart" / "spark.md"
 

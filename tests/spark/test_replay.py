@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import spark_query
+from support.spark import spark_query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
-    from queues import Queue
+    from support.brokers.queues import Queue
 
 PROGRAM = Path(spark_query.__file__)
 RUN_TIMEOUT_S = 180

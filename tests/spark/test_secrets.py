@@ -11,11 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
-from ports import free_ports
-from queues import Queue
-from scram_users import add_scram_user
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError
 from shoal.client.security import security
@@ -23,6 +18,11 @@ from shoal.security.credentials import compute_token_password
 from shoal_spark import range_reader, redaction
 from shoal_spark.delegation import ExecutorLogin
 from shoal_spark.options import ConnectionOptions, InvalidOption, SourceOptions
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.security.scram_users import add_scram_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.client.admin.security_admin import DelegationToken
 
 PLANTED, SECRET_KEY = "pl4nted-s3cret", "k3y-of-the-cluster"
-PROGRAM = Path(__file__).parents[1] / "support" / "spark_secrets.py"
+PROGRAM = Path(__file__).parents[1] / "support" / "spark" / "spark_secrets.py"
 
 
 class Broker:

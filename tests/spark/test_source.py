@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import AcknowledgeType as Type
 from confluent_kafka import Message, ShareConsumer
-from queues import Queue
 from shoal.client.share.member import AcknowledgeType
-from streams import QUERY_TIMEOUT_S, Stream, running
+from support.brokers.queues import Queue
+from support.spark.streams import QUERY_TIMEOUT_S, Stream, running
 
 if TYPE_CHECKING:
     from pathlib import Path

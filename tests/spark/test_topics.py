@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from micro_batches import Query
-from queues import Queue
 from shoal_spark.options import BOOTSTRAP
-from streams import QUERY_TIMEOUT_S
+from support.brokers.queues import Queue
+from support.spark.micro_batches import Query
+from support.spark.streams import QUERY_TIMEOUT_S
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "support")]
+sys.path.insert(0, str(TESTS))
 KEPT = TESTS.parent / "build" / "fuzz"
 
 try:
@@ -45,8 +45,6 @@ with (
     if "--target" in sys.argv
     else contextlib.nullcontext()
 ):
-    from hostile_requests import Author
-    from seeding import SEED
     from shoal.coordinator.contract import CoordinatorRecord
     from shoal.coordinator.group import records as group_records
     from shoal.coordinator.group.consumer import consumer_protocol
@@ -64,6 +62,8 @@ with (
     from shoal.record.control import build_marker, read_marker
     from shoal.record.records import build_batch, read_records
     from shoal.server.handlers import HANDLERS
+    from support.attacks.hostile_requests import Author
+    from support.runs.seeding import SEED
 
 _CONFIGS = [
     LogConfig(),

@@ -11,12 +11,12 @@ from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import CONTROLLER_ID_NOT_REGISTERED, ErrorCode
 from shoal.server.handlers import HANDLERS
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 TOPIC, BROKER, CLIENT_METRICS, GROUP = 2, 4, 16, 32
 #: A request of each API that succeeds, and the required content of its response.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conditions import eventually
-from permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Operation, ResourceType
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security.permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 GUEST = "127.0.1.7"
 FORGED = "t\nevent=security changed"

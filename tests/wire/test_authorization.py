@@ -8,11 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import permissions
 import pytest
-from conditions import eventually
-from permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
@@ -20,7 +16,11 @@ from shoal.protocol.share import CancelOutcome
 from shoal.quorum import wire
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.security.acls import Operation, PatternType, ResourceType
-from wireclient import WireClient
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security import permissions
+from support.security.permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

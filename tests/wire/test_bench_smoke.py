@@ -15,8 +15,8 @@ from confluent_kafka import ShareConsumer
 from instructions import METADATA, REQUESTS, count
 from load_checks import LoadFailed, Taken, random_values
 from load_setup import CHECKED, QUIET, Run, produce
-from machine import lacking
-from servers import ShoalProcess
+from support.brokers.servers import ShoalProcess
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.testing import Broker, BrokerFailed
 from shoal.worker import SyncQueue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

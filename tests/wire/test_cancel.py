@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
 from shoal.client.net.cluster import TopicPartition
@@ -15,11 +13,13 @@ from shoal.client.share.member import Acknowledgement, AcknowledgeType, AcquireM
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import CANCELLED_MAX
 from shoal.protocol.share import CancelOutcome
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 #: A lock's shortest duration, for tests in which locks end.
 BROKER_CONFIG = {"group.share.min.record.lock.duration.ms": "1000"}

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import Shoal
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal.cli.terminal import make_visible
@@ -15,10 +14,11 @@ from shoal.client.client import SyncClient
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.commands import Shoal
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 TOPIC = "escapes"
 #: Sets the title, rings, colours, reverses the direction, and clears the screen (8-bit CSI).

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import shoal
-from ports import free_ports
-from queues import Queue
 from shoal import worker
 from shoal.client import (
     Client,
@@ -30,13 +28,15 @@ from shoal.client import (
 )
 from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
     from shoal.client.consume.rebalance_listener import Ranges
     from shoal.client.synchronous import SyncShareConsumer
+    from support.brokers.servers import ShoalProcess
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import uuid
 from typing import Any, Literal
 
 import pytest
-from example_counts import scale_examples
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 from shoal.protocol import codec
 from shoal.protocol.schema import Field, Struct
+from support.runs.example_counts import scale_examples
 
 KINDS = (EntityType.request, EntityType.response)
 CASES = [

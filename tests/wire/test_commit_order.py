@@ -6,16 +6,16 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import COMMIT_ORDER_FEATURE
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 from wire.test_individual_commit import begun, end
 from wire.test_key_range_groups import CONFIGS, HALF, RECORDS, TOPIC, Member, features, settled
 from wire.test_key_range_transactions import LOWER, UPPER, commit
-from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Effects of many broker configs, on one real broker that is started with all of them.
 
-`tests/support/config_effects.py` names these tests as the proofs of their configs.
+`tests/support/pages/config_effects.py` names these tests as the proofs of their configs.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from conditions import eventually
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import iter_headers
 from shoal.record.compression import Compression
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 BROKER_CONFIG = {
     "advertised.listeners": "PLAINTEXT://broker.example:7777",

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from consoles import console
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
 from shoal.console.reading import read_budget
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.console.consoles import console
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 MIB = 1 << 20
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from confluent_kafka import Consumer as RdConsumer
 from confluent_kafka import Producer as RdProducer
 from confluent_kafka import ShareConsumer
 from confluent_kafka import TopicPartition as RdPartition
-from queues import Queue as Topic
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError, expect
@@ -25,12 +23,14 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.server.replication.batch_validator import IDS_OF_BATCH_MAX
 from shoal.worker import Queue
-from wireclient import WireClient
+from support.brokers.queues import Queue as Topic
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 HOUR_MS = "3600000"
 UNIQUE = {"shoal.deduplication.window.ms": HOUR_MS}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from ports import free_ports
-from sasl_dialogue import Dialogue
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.security.sasl_dialogue import Dialogue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

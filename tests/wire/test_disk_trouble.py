@@ -13,7 +13,6 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from shoal.client.client import Client
 from shoal.client.settings import Settings
 from shoal.monitoring import cluster_health
@@ -21,12 +20,13 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import iter_headers
 from shoal.record.records import read_records
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 FAILED = 'kafka_server_BrokerTopicMetrics_FailedProduceRequestsPerSec_total{topic="t"}'
 

@@ -1,7 +1,7 @@
 """`shoal.django`: tasks of a Django project, with a real broker and `manage.py shoal_worker`.
 
 On Python 3.11 it is Django 5.2 with the backport `django-tasks`, on newer ones Django 6.
-`tests/support/django_cases.py` runs Django's own tests of task backends.
+`tests/support/workers/django_cases.py` runs Django's own tests of task backends.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import pytest
-from conditions import eventually
-from servers import without_configs
 from shoal.client.admin.topics import OffsetSpec
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
 from shoal.client.net.cluster import TopicPartition
 from shoal.django.messages import to_priority
+from support.brokers.servers import without_configs
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 #: With Django 6, checks of task backends need no application.
 _APPS = ["shoal.django", *([] if find_spec("django.tasks") else ["django_tasks"])]

@@ -15,13 +15,13 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from certificates import Authority, Stores
-from conditions import eventually
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security.certificates import Authority, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

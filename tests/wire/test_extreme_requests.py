@@ -12,14 +12,14 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
-from extreme_requests import NAME, extremes, make_topic
-from hostile_requests import framed
-from servers import ShoalProcess
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.server.handlers import HANDLERS
-from wireclient import WireClient
+from support.attacks.extreme_requests import NAME, extremes, make_topic
+from support.attacks.hostile_requests import framed
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

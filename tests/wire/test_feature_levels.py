@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 OFF = ErrorCode.unsupported_version
 #: Requests that need `share.version`, with top-level errors.

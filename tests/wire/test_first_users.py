@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import Shoal
-from servers import ShoalProcess
 from shoal.log.storage import DiskStorage
 from shoal.metadata.scram_arguments import parse
 from shoal.protocol.api import ApiKey
 from shoal.server.cluster import first_users
-from wireclient import WireClient
+from support.brokers.commands import Shoal
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
 
 PASSWORD = "hunter2-of-this-test"
 USER = f"SCRAM-SHA-512=[name=admin,password={PASSWORD},iterations=5000]"

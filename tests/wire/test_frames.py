@@ -8,13 +8,13 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from shoal.protocol import codec, frames
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 API_VERSIONS, PRODUCE, METADATA = 18, 0, 3
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 def test_requests_share_syncs(start_broker: Callable[..., ShoalProcess]) -> None:

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 from kio.static.constants import EntityType
-from servers import ShoalProcess
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.server.handlers import HANDLERS
-from wireclient import WireClient
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import ceiling
-from ports import free_ports
-from sasl_dialogue import Dialogue
-from servers import ShoalProcess
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import ceiling
+from support.security.sasl_dialogue import Dialogue
 from unit.security.test_jwt_tokens import token
 from wire.test_tls_listeners import Secured, trusting
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import cramjam
 import pytest
-from conditions import eventually
-from hostile_requests import Author, framed
-from quiet_clients import cpu_s
-from servers import ShoalProcess
 from shoal.protocol import frames
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import sign
 from shoal.record.records import build_batch
 from shoal.server.handlers import HANDLERS
-from wireclient import WireClient
+from support.attacks.hostile_requests import Author, framed
+from support.attacks.quiet_clients import cpu_s
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

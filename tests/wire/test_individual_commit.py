@@ -6,14 +6,14 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE, KEY_HASH_MAX
 from shoal.record.finished_offsets import HEADER, FinishedOffsets
-from wireclient import WireClient
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

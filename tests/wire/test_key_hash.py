@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import lacking
 from shoal.client.produce.partitioner import choose_partition
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import batch_validation, key_hash
 from shoal.record.key_ranges import KeyRanges
+from support.runs.example_counts import scale_examples
+from support.runs.machine import lacking
 
 #: Version 1. `b"ABC"` is the example of Spark's documentation of `xxhash64`, without its lowest
 #: bit: 4105715581806190027 >> 1.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
-from servers import ShoalProcess
 from shoal.client.net.batches import AbortedTransactions, decode
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
@@ -19,8 +18,9 @@ from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX, KEY_RANGES_FEATURE
 from shoal.record.key_ranges import KeyRanges
 from shoal.record.records import Record, build_batch
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
 from wire.test_transactions import Writer
-from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import kombu
 import pytest
 import shoal.kombu
-from conditions import eventually
 from kombu.exceptions import OperationalError
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import ConnectionLost, expect
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 BROKER_CONFIG = {"group.share.min.record.lock.duration.ms": "1000"}
 #: Seconds that a test waits for a message that must come.

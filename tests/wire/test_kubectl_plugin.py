@@ -13,15 +13,15 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from certificates import Authority, Stores
-from commands import run_process
-from ports import free_ports
+from support.brokers.commands import run_process
+from support.brokers.ports import free_ports
+from support.security.certificates import Authority, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 HOST = "main-broker-0.main-brokers.shop.svc"
 #: It has the objects in files, and notes its arguments. Its forwards lead to the test's broker.

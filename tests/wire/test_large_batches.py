@@ -9,17 +9,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import ceiling, eventually
-from faulty_batches import batch, record, records
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import HEADER_SIZE, BatchHeader, iter_headers, read_header, seal
-from wireclient import WireClient
+from support.attacks.faulty_batches import batch, record, records
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import ceiling, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 MIB = 1 << 20
 #: The longest pause that another connection may see, in seconds.

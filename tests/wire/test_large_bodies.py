@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kio.static.constants import EntityType
-from large_requests import Filler, find_arrays, make_large_requests
 from shoal.protocol import codec, frames, share, slices
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
 from shoal.server.handlers import HANDLERS
+from support.attacks.large_requests import Filler, find_arrays, make_large_requests
 
 if TYPE_CHECKING:
     from shoal.protocol.schema import Struct

@@ -8,13 +8,13 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conditions import eventually
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 BATCH = 700_000
 WAITING = 'kafka_server_DelayedOperationPurgatory_PurgatorySize{delayedOperation="Other"}'

@@ -8,10 +8,10 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.server.network.large_answers import ENTRIES_MIN
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 COUNT = 300
 RECORD = bytes(build_batch([(1, None, b"v", ())]))

@@ -7,10 +7,8 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_material import NOW_MS, batch, find_since, open_log
 from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused
@@ -18,6 +16,8 @@ from shoal.log.memory import MemoryStorage
 from shoal.record.batch import iter_headers, sign
 from shoal.record.compression import Compression, compress
 from shoal.record.records import build_batch, read_records
+from support.runs.example_counts import scale_examples
+from support.storage.log_material import NOW_MS, batch, find_since, open_log
 
 if TYPE_CHECKING:
     from shoal.log.log import Log

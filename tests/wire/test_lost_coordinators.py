@@ -7,17 +7,17 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ports import free_ports
 from shoal.client import Client
 from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
 from shoal.client.net.cluster import GROUP, TRANSACTION, TopicPartition
 from shoal.client.net.metadata import BrokerInfo
+from support.brokers.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 #: The id of a broker that is gone. No broker of the tests has it.
 LOST = 4711

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from conditions import eventually
 from shoal.log.uuids import format_uuid
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 METADATA_LOG = "__cluster_metadata-0"
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from urllib.error import HTTPError, URLError
 
 import pytest
-from certificates import Authority, Stores
-from conditions import eventually
-from ports import free_ports
 from shoal.client.client import Client
 from shoal.client.settings import Settings
 from shoal.monitoring import scrape
+from support.brokers.ports import free_ports
+from support.runs.conditions import eventually
+from support.security.certificates import Authority, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 AUTHORITY = Authority()
 SERVER, CLIENT = AUTHORITY.issue("server"), AUTHORITY.issue("prometheus")

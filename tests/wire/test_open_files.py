@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from shoal.server import open_files
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 #: Connections, libraries and the files of a broker without topics need fewer.
 SPARE = 40

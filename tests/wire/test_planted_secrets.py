@@ -13,14 +13,14 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from certificates import Authority, Stores
-from commands import Shoal
-from ports import free_ports
-from sasl_dialogue import Dialogue
-from scram_users import add_scram_user
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.commands import Shoal
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.security.certificates import Authority, Stores
+from support.security.sasl_dialogue import Dialogue
+from support.security.scram_users import add_scram_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,17 +10,17 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import iter_headers
 from shoal.record.records import build_batch, read_records
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 _names = (f"topic-{i}" for i in itertools.count())
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import leaks
 import pytest
+from support.runs import leaks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.record.batch import CorruptBatch, check_crc, iter_headers, read_header, sign
 from shoal.record.control import build_marker, read_marker
 from shoal.record.records import build_batch, read_records
+from support.runs.example_counts import scale_examples
 
 TEXT = st.text(max_size=8)
 VALUES = st.none() | st.binary(max_size=60)

@@ -7,13 +7,13 @@ import json
 import uuid
 from typing import TYPE_CHECKING
 
-from conditions import eventually
 from shoal.record.records import build_batch
 from shoal.server.share import redrives
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 def counted(broker: ShoalProcess, group: str) -> list[float]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
@@ -21,6 +20,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Struct
 from shoal.server.handlers import HANDLERS
+from support.runs.example_counts import scale_examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

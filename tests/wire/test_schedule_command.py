@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from commands import Shoal
-from conditions import eventually_async
 from shoal.cli.commands import schedule as module
 from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
@@ -23,13 +21,15 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.client.net.environment import Environment
 from shoal.client.queues import queue_settings
 from shoal.schedules import runner
+from support.brokers.commands import Shoal
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
     from shoal.record.records import Record
+    from support.brokers.servers import ShoalProcess
 
 #: A moment before a tick of each hour.
 START = datetime.datetime(2026, 7, 1, 0, 59, 59, tzinfo=datetime.UTC)

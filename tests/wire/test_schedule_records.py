@@ -14,7 +14,7 @@ from shoal.client.queues import queue_settings
 from shoal.schedules.producing import is_unfinished
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 def test_a_group_has_completed_what_is_neither_in_flight_nor_unread(

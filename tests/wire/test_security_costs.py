@@ -14,13 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import permissions
 import pytest
 import shoal
 import uvloop
-from connections import request_frame
-from permissions import ADMIN, everything
-from ports import free_ports
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -31,6 +27,10 @@ from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.network.dispatch import Dispatcher
 from shoal.server.process import compose
+from support.brokers.connections import request_frame
+from support.brokers.ports import free_ports
+from support.security import permissions
+from support.security.permissions import ADMIN, everything
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

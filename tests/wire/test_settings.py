@@ -9,12 +9,12 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually, slowness
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually, slowness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from shoal.protocol.api import ApiKey
 from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.process import compose
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from conditions import eventually
 from shoal.protocol.api import ApiKey
 from shoal.server.share.service import LOADS_MAX
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PARTITIONS = 3 * LOADS_MAX + 7
 GROUP, MEMBER = "many", "A" * 22

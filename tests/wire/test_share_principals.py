@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from conditions import eventually
-from ports import free_ports
-from sasl_dialogue import Dialogue
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security.sasl_dialogue import Dialogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 CONFIGS = {
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT",

@@ -6,13 +6,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from shoal.protocol.api import ApiKey
 from shoal.record.records import NewRecord, build_batch
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 MEMBER = "A" * 22
 HOUR_MS = 3_600_000

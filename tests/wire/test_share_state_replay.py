@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conditions import eventually
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.server.share.state_coordinator import REPLAY_RECORDS_MAX
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PARTITIONS, ROUNDS = 100, 150
 #: Less than the interval at which pruning truncates the log: a test that waits for that fails.

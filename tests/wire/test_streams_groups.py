@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from conditions import eventually
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")
 #: The session timeout is 45 s.

@@ -18,14 +18,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from certificates import PASSWORD, Authority, Identity, Stores, named
-from conditions import eventually
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from machine import lacking
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import SyncClient
 from shoal.client.errors import SecurityError
@@ -39,7 +34,12 @@ from shoal.server.network.links import Link, SetupTimeouts
 from shoal.server.network.node_tls import NodeTls
 from shoal.server.node import Node
 from shoal.server.process import compose
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.runs.machine import lacking
+from support.security.certificates import PASSWORD, Authority, Identity, Stores, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

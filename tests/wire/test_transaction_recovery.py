@@ -7,7 +7,6 @@ import itertools
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from conditions import eventually
 from shoal.coordinator.contract import CoordinatorRecord
 from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
@@ -19,13 +18,14 @@ from shoal.record.control import build_marker
 from shoal.record.records import build_batch, read_records
 from shoal.server.coordinators.service import compute_partition
 from shoal.transaction.records import build_record, decode
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 class Scene(NamedTuple):

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
@@ -23,12 +22,13 @@ from shoal.protocol.errors import ErrorCode
 from shoal.worker import Job, Queue, Reject, Retry, Worker
 from shoal.worker.jobs import Hold
 from shoal.worker.settlements import Settlement, resend
-from worker_runs import count, serve_until, serving
+from support.runs.conditions import eventually_async
+from support.workers.worker_runs import count, serve_until, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 #: A lock's shortest duration, for tests in which locks end or are renewed.
 BROKER_CONFIG = {"group.share.min.record.lock.duration.ms": "1000"}

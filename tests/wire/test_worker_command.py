@@ -11,20 +11,20 @@ import signal
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-import forks
 import pytest
-from commands import SHOAL, Shoal
-from conditions import eventually
-from ports import free_ports
 from prometheus_client.parser import text_string_to_metric_families
-from queues import Queue
 from shoal.client.client import SyncClient
+from support.brokers import forks
+from support.brokers.commands import SHOAL, Shoal
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 APPLICATION = """
 import asyncio, logging, os, sys

@@ -9,7 +9,6 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import Client
@@ -18,12 +17,13 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.client.net.environment import Environment
 from shoal.schedules import runner
 from shoal.worker import Worker
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
     from shoal.record.records import Record
+    from support.brokers.servers import ShoalProcess
 
 #: Three o'clock in Berlin, in a summer.
 TICK = datetime.datetime(2026, 7, 1, 1, tzinfo=datetime.UTC)

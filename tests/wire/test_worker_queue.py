@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from queues import Queue as Topic
 from shoal.client.client import Client, SyncClient
 from shoal.client.consume.fetcher import Isolation
 from shoal.client.errors import KafkaError
 from shoal.worker import CancelOutcome, Job, Queue, SyncQueue, Worker
-from worker_runs import serve_until
+from support.brokers.queues import Queue as Topic
+from support.workers.worker_runs import serve_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
     from shoal.record.records import Record
+    from support.brokers.servers import ShoalProcess
 
 
 @dataclass

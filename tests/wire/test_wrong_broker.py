@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.client.errors import WrongBroker
 from shoal.client.net.cluster import Cluster
 from shoal.client.net.connection import BrokerIdentity, Connection, connect
@@ -22,6 +20,8 @@ from shoal.server.metadata_cache import MetadataCache
 from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.peers import BrokerPeers
 from shoal.server.node import Node
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

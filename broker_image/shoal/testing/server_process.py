@@ -1,6 +1,6 @@
 """A `shoal server` as a child process: on a port that it chooses, and ready when `start` returns.
 
-The project's own tests use it, too (tests/support/servers.py).
+The project's own tests use it, too (tests/support/brokers/servers.py).
 """
 
 from __future__ import annotations

@@ -8,15 +8,15 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import Shoal
-from ports import free_ports
-from secured_clusters import PASSWORDS, Secured
+from support.brokers.commands import Shoal
+from support.brokers.ports import free_ports
+from support.security.secured_clusters import PASSWORDS, Secured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PLANTED = {
     use: f"pl4nted-{use}-5ecret"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from commands import SHOAL, Shoal
-from conditions import eventually
-from ports import free_ports
-from servers import ShoalProcess
+from support.brokers.commands import SHOAL, Shoal
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import Shoal
+from support.brokers.commands import Shoal
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 _numbers = itertools.count()
 

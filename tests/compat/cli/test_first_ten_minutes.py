@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from commands import RunningCommand, Shoal
-from conditions import eventually
+from support.brokers.commands import RunningCommand, Shoal
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 def offsets(command: RunningCommand) -> list[tuple[int, int]]:

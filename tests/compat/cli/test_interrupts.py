@@ -14,18 +14,18 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import SHOAL, Shoal
-from conditions import eventually
-from queues import Queue
 from shoal.client.admin.topics import OffsetSpec
 from shoal.client.client import SyncClient
 from shoal.client.net.cluster import TopicPartition
+from support.brokers.commands import SHOAL, Shoal
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 CTRL_C = "\x03"
 #: Commands, what each prints once it waits, and its exit status. `work` is a topic with one record,

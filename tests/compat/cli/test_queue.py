@@ -6,17 +6,17 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import Shoal
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
 from shoal.client.queues import queue_creation, queue_settings
 from shoal.client.queues.queue_creation import NewQueue, QueuePlan
 from shoal.client.queues.queue_settings import QueueSettings
+from support.brokers.commands import Shoal
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
     from shoal.client.admin.admin import Admin
+    from support.brokers.servers import ShoalProcess
 
 _numbers = itertools.count()
 FULL = (

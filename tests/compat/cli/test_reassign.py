@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cluster.test_replication import CONFIGS
 from cluster.test_throttles import moved, write
-from clusters import ShoalCluster, running
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
-from kafka_tools import KafkaTools
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.commands import Shoal
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kafkas import KafkaProcess
+    from support.kafka.kafkas import KafkaProcess
 
 #: So slow that a move does not end during a test.
 CRAWL_BYTES = 1

@@ -10,11 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, ShareConsumer
-from console_letters import send_back
-from queues import Queue
 from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError, expect
@@ -25,12 +21,16 @@ from shoal.dead_letters.redrive import RecordEdit, Redrive, RedrivePlan, get_red
 from shoal.dead_letters.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.protocol.errors import ErrorCode
 from shoal.record.offset_set import OffsetSet
+from support.brokers.commands import Shoal
+from support.brokers.queues import Queue
+from support.console.console_letters import send_back
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
     from shoal.record.records import Record
+    from support.brokers.servers import ShoalProcess
 
 DLQ = "errors.deadletterqueue"
 #: Short, so that the death of a redrive is detected in seconds.

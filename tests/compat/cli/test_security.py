@@ -8,21 +8,21 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-import forks
 import pytest
-from commands import Shoal
-from conditions import eventually
-from secured_clusters import PASSWORDS, Secured, pem_pair
 from shoal.client.client import SyncClient
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from support.brokers import forks
+from support.brokers.commands import Shoal
+from support.runs.conditions import eventually
+from support.security.secured_clusters import PASSWORDS, Secured, pem_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
 
 _numbers = itertools.count()
 

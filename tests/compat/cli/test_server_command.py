@@ -10,16 +10,16 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from prometheus_client.parser import text_string_to_metric_families
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 def server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -6,17 +6,17 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import Shoal
-from conditions import eventually
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.share.member import AcquireMode
+from support.brokers.commands import Shoal
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
     from shoal.client.share.member import ShareSession
+    from support.brokers.servers import ShoalProcess
 
 
 @pytest.fixture

@@ -6,9 +6,6 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import Shoal
-from conditions import eventually
-from queues import Queue
 from shoal.client.admin.share_groups import InFlightPage
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
@@ -17,12 +14,15 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.client.share.member import Acknowledgement, AcknowledgeType, AcquireMode, ShareSession
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.share import InFlightState
+from support.brokers.commands import Shoal
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 DLQ = "errors.deadletterqueue"
 RELEASE, REJECT = AcknowledgeType.RELEASE, AcknowledgeType.REJECT

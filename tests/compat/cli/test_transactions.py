@@ -6,14 +6,14 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import Producer
-from kafkas import KafkaProcess
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
+from support.brokers.commands import Shoal
+from support.brokers.servers import ShoalProcess
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import SHOAL, Terminal
-from conditions import eventually
-from local_up import LocalUp, make_manifest, make_queue, write_manifests
 from shoal.testing import BrokerFailed, shoal_up
+from support.brokers.commands import SHOAL, Terminal
+from support.brokers.local_up import LocalUp, make_manifest, make_queue, write_manifests
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from confluent_kafka import ShareConsumer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from queues import Queue
+    from support.brokers.queues import Queue
 
 
 @pytest.fixture

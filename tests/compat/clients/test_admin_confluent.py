@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 _names = (f"admin-{i}" for i in itertools.count())
 TIMEOUT_S = 90

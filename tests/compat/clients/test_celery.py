@@ -15,20 +15,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import celery_tasks
 import pytest
 from celery import chord, group
 from celery.exceptions import TaskRevokedError
-from celery_tasks import make_app
-from conditions import eventually
+from support.runs.conditions import eventually
+from support.workers import celery_tasks
+from support.workers.celery_tasks import make_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 BROKER_CONFIG = {"group.share.min.record.lock.duration.ms": "1000"}
-TESTS = Path(celery_tasks.__file__).parent
+TESTS = Path(__file__).parents[2]
 SOON_S = 60.0
 
 
@@ -54,7 +54,7 @@ class Workers:
         log = (self.folder / f"{name}.log").open("wb")
         words = ("worker", "-c", str(concurrency), "-n", name, "-l", "INFO")
         process = subprocess.Popen(
-            (sys.executable, "-m", "celery", "-A", "celery_tasks", *words),
+            (sys.executable, "-m", "celery", "-A", "support.workers.celery_tasks", *words),
             cwd=TESTS,
             env=self._environment,
             stdout=log,
@@ -79,7 +79,7 @@ class Workers:
 
     def make(self, name: str, *arguments: Any) -> Any:
         """Return the signature of a task."""
-        return self.app.signature(f"celery_tasks.{name}", args=arguments)
+        return self.app.signature(f"{celery_tasks.__name__}.{name}", args=arguments)
 
     def send(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Send a task; return its result to come."""

@@ -14,8 +14,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-import celery_containers
 import pytest
+from support.workers import celery_containers
 
 REQUIREMENTS = Path(__file__).parents[1]
 CONFTEST = """

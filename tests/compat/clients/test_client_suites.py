@@ -18,16 +18,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import CALM, ShoalCluster, running
-from conditions import eventually
 from e2e.cluster.programs import module_directory, program
-from ports import free_ports
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.brokers.ports import free_ports
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 TIMEOUT_S = 1200
 #: The addresses of brokers that sarama's tests name begin behind this port.

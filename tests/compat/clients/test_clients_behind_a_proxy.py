@@ -14,16 +14,16 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kafka_tools import KafkaTools
 from kube.api_server import ApiServer, CrashPoint, Manifest, resource
 from kube.secured_pods import METRICS, NOW, SecuredPods
-from machine import lacking
-from ports import free_ports
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
 from shoal_operator.model import certificates, routes, security
-from sni_proxy import SniProxy
+from support.brokers.ports import free_ports
+from support.brokers.sni_proxy import SniProxy
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS, in_sync
-from clusters import ShoalCluster, running
-from conditions import eventually
-from kafka_tools import KafkaTools, events
+from support.brokers.clusters import ShoalCluster, running
+from support.kafka.kafka_tools import KafkaTools, events
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from commands import RunningCommand
+    from support.brokers.commands import RunningCommand
 
 pytestmark = pytest.mark.java
 

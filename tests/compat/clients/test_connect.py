@@ -13,15 +13,15 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-from connect_jars import find_class_path
-from ports import free_ports
+from support.brokers.ports import free_ports
+from support.kafka.connect_jars import find_class_path
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 #: Two JVMs, one after the other, each of which needs ten seconds and more to begin.
 pytestmark = [pytest.mark.java, pytest.mark.nightly, pytest.mark.timeout(900)]

@@ -11,22 +11,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from commands import Shoal
-from conditions import eventually
-from kafka_tools import dump_log
-from kafkas import KafkaProcess
-from servers import ShoalProcess
 from shoal.coordinator.group.records import RecordType
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from streams_dialogues import (
+from support.brokers.commands import Shoal
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import dump_log
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
+from support.streams.streams_dialogues import (
     Dialogue,
     has_coordinators,
     internal,
     subtopology,
     topology,
 )
-from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from kafka_tools import dump_log
-from log_material import NOW_MS, batch, compact, keyed
 from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
@@ -16,6 +14,8 @@ from shoal.log.storage import DiskStorage
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch
 from shoal.tiered.segment_object import Section, SegmentDescription, SegmentSource, build_tail, scan
+from support.kafka.kafka_tools import dump_log
+from support.storage.log_material import NOW_MS, batch, compact, keyed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import java_classes
 import pytest
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
-from java_classes import SOURCES
-from queues import Queue
-from share_worker import Member
 from shoal.client.client import SyncClient
-from tenant_holds import count_most, list_holds
+from support.brokers.queues import Queue
+from support.kafka import java_classes
+from support.kafka.java_classes import SOURCES
+from support.runs.conditions import eventually
+from support.workers.share_worker import Member
+from support.workers.tenant_holds import count_most, list_holds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kafka_tools import KafkaTools
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
+    from support.kafka.kafka_tools import KafkaTools
 
 BY_CUSTOMER = {"share.fairness.by": "header:customer"}
 

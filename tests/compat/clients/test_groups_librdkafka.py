@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from confluent_kafka import (
     Consumer,
     ConsumerGroupState,
@@ -20,7 +19,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic
-from servers import ShoalProcess
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

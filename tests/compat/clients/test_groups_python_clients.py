@@ -12,10 +12,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as AioNewTopic
-from conditions import eventually
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.admin import NewTopic
-from servers import ShoalProcess
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,11 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
-from kafka_tools import KafkaTools, objects
-from queues import Queue
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError, expect
@@ -19,11 +15,15 @@ from shoal.dead_letters.redrive import Redrive, RedrivePlan
 from shoal.protocol.errors import ErrorCode
 from shoal_operator.brokers.broker_states import build_group_state
 from shoal_operator.brokers.group_metrics import parse_group_metrics
+from support.brokers.commands import Shoal
+from support.brokers.queues import Queue
+from support.kafka.kafka_tools import KafkaTools, objects
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 ACCEPT, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.REJECT
 DLQ = "errors.deadletterqueue"

@@ -9,11 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import Consumer
-from kafka_tools import KafkaTools, dump_log
-from kafkas import KafkaProcess
 from shoal.client.client import Client
 from shoal.client.consume.consumer import GroupConsumer, IndividualCommit
 from shoal.client.consume.start_offsets import Reset
@@ -23,13 +19,17 @@ from shoal.coordinator.group.records import RecordType, encode_record
 from shoal.protocol.api import ApiKey
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.commands import Shoal
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import KafkaTools, dump_log
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 RECORDS = 20
 #: Offsets that the member does not finish.

@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CONFIGS
-from clusters import ShoalCluster, running
-from conditions import ceiling, standstills
-from fault_runs import PARTITIONS, TOPIC, Fault, Run
-from java_clients import SHARE_GROUP, JavaProcess, JavaReader, JavaSharer, JavaWriter, gap_s
+from support.brokers.clusters import ShoalCluster, running
+from support.kafka.java_clients import (
+    SHARE_GROUP,
+    JavaProcess,
+    JavaReader,
+    JavaSharer,
+    JavaWriter,
+    gap_s,
+)
+from support.runs.conditions import ceiling, standstills
+from support.scenarios.fault_runs import PARTITIONS, TOPIC, Fault, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,12 +11,11 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import java_classes
-import maven
 import pytest
+from support.kafka import java_classes, maven
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 pytestmark = pytest.mark.java
 

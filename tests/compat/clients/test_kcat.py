@@ -8,10 +8,10 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 #: librdkafka of this project's Python has these codecs by day.

@@ -9,18 +9,18 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import java_classes
 import pytest
-from conditions import ceiling, eventually, slowness
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
-from java_classes import SOURCES
-from share_worker import Member
+from support.kafka import java_classes
+from support.kafka.java_classes import SOURCES
+from support.runs.conditions import ceiling, eventually, slowness
+from support.workers.share_worker import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from queues import Queue
-    from servers import ShoalProcess
+    from support.brokers.queues import Queue
+    from support.brokers.servers import ShoalProcess
 
 #: Java's member of a share group.
 SOURCE = SOURCES / "ShareWorker.java"

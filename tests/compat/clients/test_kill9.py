@@ -13,15 +13,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import ceiling, eventually, stopwatch
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from seeding import SEED
+from support.runs.conditions import ceiling, eventually, stopwatch
+from support.runs.seeding import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PARTITIONS = 3
 #: Three times what `docs/performance.md` claims, with far more of log.

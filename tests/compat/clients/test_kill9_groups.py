@@ -7,15 +7,15 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
-from fault_clients import SHORT_FETCHES
+from support.runs.conditions import eventually
+from support.scenarios.fault_clients import SHORT_FETCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PARTITIONS, RECORDS, KILLS = 3, 300, 2
 PATIENT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}

@@ -18,16 +18,16 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from confluent_kafka import Producer
-from queues import Queue
-from share_worker import Member, now
 from shoal.client.client import SyncClient
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
+from support.workers.share_worker import Member, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 MEMBERS, PARTITIONS, RECORDS = 4, 3, 4000
 #: The seed determines the order: the broker is killed or restarted, a member killed or closed.

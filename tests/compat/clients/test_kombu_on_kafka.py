@@ -11,7 +11,7 @@ import shoal.kombu
 
 if TYPE_CHECKING:
     import pytest
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
 
 assert shoal.kombu.SERIALIZER
 

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 _names = (f"rdkafka-{i}" for i in itertools.count())
 

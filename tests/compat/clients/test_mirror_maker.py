@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import Shoal
-from conditions import eventually
-from connect_jars import find_class_path
-from kafkas import KafkaProcess
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
 from shoal.client.errors import expect
+from support.brokers.commands import Shoal
+from support.kafka.connect_jars import find_class_path
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
     from shoal.client.net.cluster import TopicPartition
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 #: Two jars from Maven Central, and a JVM that takes half a minute to begin.
 pytestmark = [pytest.mark.java, pytest.mark.nightly, pytest.mark.timeout(900)]

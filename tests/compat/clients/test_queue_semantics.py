@@ -8,8 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import Shoal
-from conditions import ceiling, eventually
 from confluent_kafka import (
     TIMESTAMP_CREATE_TIME,
     AcknowledgeType,
@@ -21,12 +19,14 @@ from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResou
 from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
 from shoal.protocol.api import ApiKey
+from support.brokers.commands import Shoal
+from support.runs.conditions import ceiling, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from queues import Queue
-    from servers import ShoalProcess
+    from support.brokers.queues import Queue
+    from support.brokers.servers import ShoalProcess
 
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 BACKOFF = "share.redelivery.backoff"

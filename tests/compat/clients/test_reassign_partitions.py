@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from cluster.test_replication import CONFIGS
 from cluster.test_throttles import OVERHEAD, VALUE, moved, write
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
-from kafka_tools import KafkaTools
+from support.brokers.clusters import ShoalCluster, running
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,27 +9,27 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from certificates import Authority, Stores
-from conditions import eventually
 from confluent_kafka import Producer
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from ports import free_ports
-from sasl_dialogue import CLOSED, Dialogue
-from scram_users import add_scram_user
-from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError
 from shoal.protocol.api import ApiKey
 from shoal.security.revocations import Revocation
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.security.certificates import Authority, Stores
+from support.security.sasl_dialogue import CLOSED, Dialogue
+from support.security.scram_users import add_scram_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from certificates import Identity
+    from support.security.certificates import Identity
 
 MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 #: The impostor has the name of the authority, and another key.

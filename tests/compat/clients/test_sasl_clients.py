@@ -20,18 +20,18 @@ import pytest
 import trustme
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.abc import AbstractTokenProvider as AiokafkaTokens
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.net.sasl.oauth import AbstractTokenProvider as KafkaPythonTokens
-from kafka_tools import KafkaTools, command, events
-from ports import free_ports
-from sasl_dialogue import CLOSED, Dialogue
-from scram_users import add_scram_user
-from servers import ShoalProcess
+from support.brokers.commands import Shoal
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import KafkaTools, command, events
+from support.runs.conditions import eventually
+from support.security.sasl_dialogue import CLOSED, Dialogue
+from support.security.scram_users import add_scram_user
 from unit.security.test_jwt_tokens import jwk, private_key
-from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

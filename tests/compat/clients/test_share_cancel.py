@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.share import CancelledRecords, CancelOutcome
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 ACCEPT, RELEASE = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE
 CANCELLED, IN_FLIGHT, DONE, _ = CancelOutcome

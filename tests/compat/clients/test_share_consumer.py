@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, Message, Producer, ShareConsumer
 from confluent_kafka.admin import (
     AdminClient,
@@ -18,11 +17,12 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewTopic,
 )
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 #: Locks short enough that tests see them expire.

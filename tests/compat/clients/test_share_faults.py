@@ -14,7 +14,6 @@ import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from conditions import eventually
 from confluent_kafka import AcknowledgeType, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import (
     AdminClient,
@@ -23,11 +22,12 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewTopic,
 )
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 RECORDS, PARTITIONS, MEMBERS, BROKER_KILLS = 1500, 3, 5, 3
 LOCK_S = 2.0

@@ -13,7 +13,6 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from conditions import ceiling, eventually, stopwatch
 from confluent_kafka import Message, Producer, ShareConsumer
 from confluent_kafka.admin import (
     AdminClient,
@@ -24,12 +23,13 @@ from confluent_kafka.admin import (
 )
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import ceiling, eventually, stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 FIRST_RECORD_MS = 200
 TAKEOVER_MS = 1_000

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS, in_sync
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from java_classes import SOURCES
-from seeding import SEED
 from shoal.protocol.api import ApiKey
-from streams_applications import StreamsApplication
+from support.brokers.clusters import ShoalCluster, running
+from support.kafka.java_classes import SOURCES
+from support.runs.conditions import eventually
+from support.runs.seeding import SEED
+from support.streams.streams_applications import StreamsApplication
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

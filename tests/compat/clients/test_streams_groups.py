@@ -13,21 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
-from java_classes import SOURCES
-from kafka_tools import KafkaTools
-from kafkas import KafkaProcess
-from streams_applications import StreamsApplication
-from wireclient import WireClient
+from support.brokers.commands import Shoal
+from support.brokers.wireclient import WireClient
+from support.kafka.java_classes import SOURCES
+from support.kafka.kafka_tools import KafkaTools
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
+from support.streams.streams_applications import StreamsApplication
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = pytest.mark.java
 

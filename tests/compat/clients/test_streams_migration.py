@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from compat.clients.test_streams_groups import CONFIGS, PARTITIONS, Instance, create, read, write
-from conditions import eventually
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = [pytest.mark.java, pytest.mark.nightly]
 

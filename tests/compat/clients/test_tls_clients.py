@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from certificates import Authority, Identity, Stores
-from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer, KafkaProducer
-from kafka_tools import KafkaTools
-from kafkas import KafkaProcess
-from machine import lacking
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import KafkaTools
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
+from support.runs.machine import lacking
+from support.security.certificates import Authority, Identity, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import ceiling, eventually
-from kafka_tools import KafkaTools, dump_log, events, objects
+from support.kafka.kafka_tools import KafkaTools, dump_log, events, objects
+from support.runs.conditions import ceiling, eventually
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 pytestmark = pytest.mark.java
 

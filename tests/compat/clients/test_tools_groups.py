@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from confluent_kafka import Consumer, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kafka_tools import KafkaTools
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
+    from support.kafka.kafka_tools import KafkaTools
 
 pytestmark = pytest.mark.java
 

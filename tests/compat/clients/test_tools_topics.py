@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kafka_tools import KafkaTools
+    from support.kafka.kafka_tools import KafkaTools
 
 pytestmark = pytest.mark.java
 

@@ -7,20 +7,20 @@ import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
-import java_classes
 import pytest
-from conditions import eventually
 from confluent_kafka import Producer
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import iter_headers
 from shoal.record.records import build_batch, read_records
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.kafka import java_classes
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafka_tools import KafkaTools
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
+    from support.kafka.kafka_tools import KafkaTools
 
 pytestmark = pytest.mark.java
 

@@ -9,7 +9,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from confluent_kafka import (
     Consumer,
     KafkaError,
@@ -19,12 +18,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 _names = (f"txn-{i}" for i in itertools.count())
 TIMEOUT_S = 90

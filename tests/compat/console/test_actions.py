@@ -11,13 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from aiohttp import ClientSession, CookieJar, encode_basic_auth
-from commands import SHOAL
-from console_letters import Letters
-from consoles import Console, Opened, another_browser, console
-from kafkas import KafkaProcess
-from ports import free_ports
-from queues import Queue
-from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
@@ -27,11 +20,18 @@ from shoal.client.settings import Settings
 from shoal.client.share.acquired import Acknowledgement, AcknowledgeType, AcquireMode
 from shoal.console.access.security import ConsoleAccess, parse_users
 from shoal.dead_letters.records import get_redrive_source
+from support.brokers.commands import SHOAL
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.console.console_letters import Letters
+from support.console.consoles import Console, Opened, another_browser, console
+from support.kafka.kafkas import KafkaProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from secured_clusters import Secured
+    from support.security.secured_clusters import Secured
 
 ACTING = ConsoleAccess(allow_actions=True)
 HOLD = {

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from maven import fetched
-from ports import free_ports
 from shoal.console.reading.payloads import DecodedPayload
 from shoal.console.reading.registries import Registry, RegistrySettings
+from support.brokers.ports import free_ports
+from support.kafka.maven import fetched
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,18 +6,18 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from conditions import eventually
-from console_letters import Letters
-from consoles import Console, console
 from shoal.client.client import SyncClient
 from shoal.client.share.acquired import AcquireMode
 from shoal.console.access.security import ConsoleAccess
+from support.console.console_letters import Letters
+from support.console.consoles import Console, console
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from servers import ShoalProcess
     from shoal.client.share.member import ShareSession
+    from support.brokers.servers import ShoalProcess
 
 
 class Cluster(NamedTuple):

@@ -11,16 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-import range_gap
 from aiohttp import encode_basic_auth
-from commands import Shoal
-from conditions import ceiling, eventually, stopwatch
-from console_letters import Letters
-from consoles import Console, Opened, console
-from kafkas import KafkaProcess
-from ports import free_ports
-from queues import Queue
-from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client, SyncClient
@@ -31,14 +22,23 @@ from shoal.client.share.acquired import Acknowledgement, AcknowledgeType, Acquir
 from shoal.console import pages
 from shoal.console.access.security import ConsoleAccess, parse_users
 from shoal.protocol.reasons import FailureReason
+from support.brokers.commands import Shoal
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.console.console_letters import Letters
+from support.console.consoles import Console, Opened, console
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import ceiling, eventually, stopwatch
+from support.workers import range_gap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from secured_clusters import Secured
-    from shared_servers import SharedKafka
     from shoal.client.share.member import ShareSession
+    from support.brokers.shared_servers import SharedKafka
+    from support.security.secured_clusters import Secured
 
 HOSTILE = {
     "script": b"<script>alert(1)</script><img src=x onerror=alert(1)>",

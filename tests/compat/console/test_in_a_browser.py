@@ -14,14 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import pytest
-from browsers import Browser, Tab, chromium, chromium_path
-from commands import Shoal
-from console_letters import Letters
-from console_resources import api_server
-from console_screens import Page
-from ports import free_ports
-from queues import Queue
-from servers import ShoalProcess
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
@@ -31,6 +23,14 @@ from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import serving
 from shoal.console.sampling import queues
 from shoal.protocol.reasons import FailureReason
+from support.brokers.commands import Shoal
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.console.browsers import Browser, Tab, chromium, chromium_path
+from support.console.console_letters import Letters
+from support.console.console_resources import api_server
+from support.console.console_screens import Page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator

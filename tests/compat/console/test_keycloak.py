@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jwt
 import pytest
-from browsers import Tab, chromium, chromium_path
-from commands import SHOAL, Shoal
-from conditions import eventually
 from confluent_kafka import KafkaError, Producer
-from console import files
-from console_letters import Letters
-from console_screens import Page
-from identity_providers import IdentityProvider
-from keycloaks import PASSWORD, Keycloak
-from ports import free_ports
-from sasl_dialogue import log_in_by_token
-from secured_clusters import JWKS, Secured, start_kafka, start_shoal
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError as Refused
 from shoal.client.errors import SecurityError, expect
 from shoal.client.settings import Settings
 from shoal.protocol.errors import ErrorCode
+from support.brokers.commands import SHOAL, Shoal
+from support.brokers.ports import free_ports
+from support.console.browsers import Tab, chromium, chromium_path
+from support.console.console_letters import Letters
+from support.console.console_screens import Page
+from support.pages.console import files
+from support.runs.conditions import eventually
+from support.security.identity_providers import IdentityProvider
+from support.security.keycloaks import PASSWORD, Keycloak
+from support.security.sasl_dialogue import log_in_by_token
+from support.security.secured_clusters import JWKS, Secured, start_kafka, start_shoal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

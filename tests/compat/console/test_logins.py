@@ -8,9 +8,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from consoles import Console, console
-from openid_providers import CLIENT_ID, CLIENT_SECRET, openid_provider
-from ports import free_ports
 from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
 from shoal.client.security.secret import Secret
@@ -19,11 +16,14 @@ from shoal.console.access.logins import ProxyLogin, parse_networks
 from shoal.console.access.openid import OpenIdLogin
 from shoal.console.access.providers import OpenIdSettings
 from shoal.console.access.security import ConsoleAccess
+from support.brokers.ports import free_ports
+from support.console.consoles import Console, console
+from support.security.openid_providers import CLIENT_ID, CLIENT_SECRET, openid_provider
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from secured_clusters import Secured
+    from support.security.secured_clusters import Secured
 
 pytestmark = pytest.mark.parametrize(
     "secured",

@@ -9,19 +9,19 @@ import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from commands import Shoal
-from conditions import eventually
-from console_letters import Letters
-from consoles import Console, console
-from queues import Queue
-from schema_registries import schema_registry
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.share.acquired import AcknowledgeType
 from shoal.console.access.security import ConsoleAccess
 from shoal.console.reading.masks import OFF, MaskRule, Masks
 from shoal.console.reading.registries import RegistrySettings
 from shoal.protocol.reasons import FailureReason
+from support.brokers.commands import Shoal
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.console.console_letters import Letters
+from support.console.consoles import Console, console
+from support.console.schema_registries import schema_registry
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

@@ -9,25 +9,25 @@ from html import unescape
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from conditions import eventually
-from consoles import console
-from ports import free_ports
-from prometheus_server import Prometheus
-from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.share.member import AcknowledgeType
 from shoal.console.access.security import ConsoleAccess
 from shoal.console.sampling import prometheus
 from shoal.console.sampling.history import STEP_S
 from shoal.console.sampling.prometheus import parse_prometheus
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.console.consoles import console
+from support.pages.prometheus_server import Prometheus
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from consoles import Opened
     from shoal.client.share.member import ShareSession
+    from support.console.consoles import Opened
 
 #: It takes half a minute until Prometheus has what the charts show. By day, the unit tests have its
 #: answers.

@@ -7,15 +7,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from browsers import chromium, chromium_path
-from console_letters import Letters
-from console_resources import api_server
-from console_screens import Page
-from openid_providers import CLIENT_ID, CLIENT_SECRET, openid_provider
-from ports import free_ports
-from queues import Queue
-from schema_registries import schema_registry
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.security.secret import Secret
 from shoal.client.settings import Settings
@@ -25,6 +16,15 @@ from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import serving
 from shoal.console.reading.masks import MaskRule, Masks
 from shoal.console.reading.registries import RegistrySettings
+from support.brokers.ports import free_ports
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.console.browsers import chromium, chromium_path
+from support.console.console_letters import Letters
+from support.console.console_resources import api_server
+from support.console.console_screens import Page
+from support.console.schema_registries import schema_registry
+from support.security.openid_providers import CLIENT_ID, CLIENT_SECRET, openid_provider
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

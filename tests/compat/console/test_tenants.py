@@ -7,17 +7,17 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from consoles import Console, console
-from queues import Queue
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.client import SyncClient
 from shoal.client.share.acquired import AcquireMode
 from shoal.console.access.security import ConsoleAccess
 from shoal.console.reading.masks import MaskRule, Masks
+from support.brokers.queues import Queue
+from support.console.consoles import Console, console
 
 if TYPE_CHECKING:
     import pytest
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PAUSED = "share.tenant.paused"
 NOBODY = "records without a tenant"

@@ -16,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from permissions import entry, everything
 from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 from shoal.security.acls import CLUSTER_NAME, Operation, PatternType, Permission, ResourceType
+from support.security.permissions import entry, everything
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from conditions import eventually
-from kafkas import KafkaProcess
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.protocol.api import ApiKey
 from shoal.quorum.wire import TOPIC_ID
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from acl_material import Material
-from java_classes import SOURCES
-from kafka_tools import java
 from shoal.security.acls import Operation
 from shoal.security.authorizer import Authorizer, canonicalize_host
+from support.kafka.java_classes import SOURCES
+from support.kafka.kafka_tools import java
 
 if TYPE_CHECKING:
     from shoal.security.acls import Acl

@@ -12,10 +12,10 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from kafkas import KafkaProcess
-from ports import free_ports
-from sasl_dialogue import CLOSED, Dialogue, log_in_by_token
-from servers import ShoalProcess
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.kafka.kafkas import KafkaProcess
+from support.security.sasl_dialogue import CLOSED, Dialogue, log_in_by_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,9 +7,9 @@ import subprocess
 from typing import NamedTuple
 
 import pytest
-from config_effects import TABLES
-from java_classes import SOURCES, java
 from shoal.metadata.config_keys import ConfigKey, ConfigType, OneOf, Range, format_value
+from support.kafka.java_classes import SOURCES, java
+from support.pages.config_effects import TABLES
 
 pytestmark = pytest.mark.java
 

@@ -8,14 +8,14 @@ import zipfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from conditions import eventually
 from confluent_kafka import Consumer, TopicPartition
-from java_classes import LIBRARY
-from kafkas import KafkaProcess
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.java_classes import LIBRARY
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

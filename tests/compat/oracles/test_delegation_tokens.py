@@ -9,12 +9,12 @@ import base64
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
-from kafka_tools import KafkaTools
-from sasl_listeners import shared_kafka
-from shared_servers import controller_pid
 from shoal.protocol.errors import ErrorCode
-from token_brokers import (
+from support.brokers.shared_servers import controller_pid
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
+from support.security.sasl_listeners import shared_kafka
+from support.security.token_brokers import (
     BOB,
     CONFIGS,
     EXPIRE,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from token_brokers import Principal
+    from support.security.token_brokers import Principal
 
 pytestmark = [pytest.mark.java, pytest.mark.nightly]
 

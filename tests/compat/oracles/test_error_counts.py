@@ -7,17 +7,17 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from java_classes import SOURCES, java
-from kafkas import KafkaProcess
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.server.handlers import HANDLERS
 from shoal.server.network import error_counts
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.java_classes import SOURCES, java
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

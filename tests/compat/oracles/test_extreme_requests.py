@@ -11,16 +11,16 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from extreme_requests import Extreme, extremes, make_topic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.extensions import OWN_FIELDS
 from shoal.server.handlers import HANDLERS
-from wireclient import WireClient
+from support.attacks.extreme_requests import Extreme, extremes, make_topic
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = [pytest.mark.java, pytest.mark.nightly]
 

@@ -15,20 +15,20 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from conditions import eventually
 from confluent_kafka import KafkaError, Message, Producer
-from faulty_batches import CASES, TOPICS, Case, batch, record, records
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import iter_headers
 from shoal.record.records import read_records
-from wireclient import WireClient
+from support.attacks.faulty_batches import CASES, TOPICS, Case, batch, record, records
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = pytest.mark.java
 

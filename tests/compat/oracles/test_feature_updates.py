@@ -9,16 +9,16 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kafka_tools import KafkaTools
-from kafkas import KafkaProcess
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import KafkaTools
+from support.kafka.kafkas import KafkaProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 pytestmark = pytest.mark.java
 

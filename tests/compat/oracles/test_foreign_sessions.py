@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import permissions
 import pytest
-from conditions import eventually
-from kafkas import KafkaProcess
-from permissions import ADMIN, entry, everything, grant
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Operation, ResourceType
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
+from support.security import permissions
+from support.security.permissions import ADMIN, entry, everything, grant
 from wire.test_authorization import fetch, share_fetch
-from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

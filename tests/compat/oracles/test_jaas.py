@@ -7,9 +7,9 @@ import random
 import subprocess
 
 import pytest
-from java_classes import SOURCES
-from kafka_tools import java
 from shoal.security.jaas import JaasError, LoginModule, parse
+from support.kafka.java_classes import SOURCES
+from support.kafka.kafka_tools import java
 
 SOURCE = SOURCES / "Jaas.java"
 DRAWN = 4000

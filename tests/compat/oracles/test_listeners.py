@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import compat_page
 import pytest
-import tool_runner
-from clusters import ShoalCluster, running
-from kafkas import KafkaProcess
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka import tool_runner
+from support.kafka.kafkas import KafkaProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
 
 BROKER, CONTROLLER = "broker", "controller"
 LISTENERS = (BROKER, CONTROLLER)

@@ -6,20 +6,20 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import ShoalCluster, running
-from conditions import eventually
-from kafka_tools import KafkaTools
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, LOGGER = 2, 8

@@ -10,17 +10,17 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from kafkas import KafkaProcess
 from shoal.metadata.image import ConfigResourceType
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 #: Two Kafkas, one after the other.
 pytestmark = [pytest.mark.java, pytest.mark.nightly]

@@ -12,19 +12,19 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from secured_clusters import Secured
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
+    from support.security.secured_clusters import Secured
 
 pytestmark = pytest.mark.java
 

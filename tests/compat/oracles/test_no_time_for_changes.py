@@ -10,12 +10,12 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import ShoalCluster, running
-from conditions import eventually
-from kafkas import KafkaCluster
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.wireclient import WireClient
+from support.kafka.kafkas import KafkaCluster
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

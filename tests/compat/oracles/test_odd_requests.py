@@ -10,15 +10,15 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = pytest.mark.java
 

@@ -20,17 +20,17 @@ import compat_page
 import pytest
 from compat.oracles import permission_probes as material
 from compat.oracles.permission_probes import Client, Ids, Probe
-from conditions import eventually
-from kafkas import KafkaProcess
-from permissions import ADMIN, count, everything, grant
-from permissions import CONFIGS as PERMISSIONS
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, get_error_name
 from shoal.server.handlers import HANDLERS
-from wireclient import WireClient
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
+from support.security.permissions import ADMIN, count, everything, grant
+from support.security.permissions import CONFIGS as PERMISSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,11 @@ import random
 import subprocess
 
 import pytest
-from java_classes import SOURCES
-from kafka_tools import RUN_TIMEOUT_S, java
-from seeding import SEED
 from shoal.security import distinguished_names
 from shoal.security.principal_mapping import NoMatchingRule, PrincipalMapper
+from support.kafka.java_classes import SOURCES
+from support.kafka.kafka_tools import RUN_TIMEOUT_S, java
+from support.runs.seeding import SEED
 
 pytestmark = pytest.mark.java
 

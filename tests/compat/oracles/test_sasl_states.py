@@ -9,16 +9,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import sasl_listeners
-from conditions import eventually
-from ports import free_ports
-from sasl_dialogue import CLOSED, Dialogue
-from sasl_listeners import DELAY_MS, LISTENERS, configs
-from scram_users import add_scram_user
-from servers import ShoalProcess
-from shared_servers import controller_pid
 from shoal.client.client import SyncClient
 from shoal.protocol.api import ApiKey
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.brokers.shared_servers import controller_pid
+from support.runs.conditions import eventually
+from support.security import sasl_listeners
+from support.security.sasl_dialogue import CLOSED, Dialogue
+from support.security.sasl_listeners import DELAY_MS, LISTENERS, configs
+from support.security.scram_users import add_scram_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import token_brokers
-from conditions import eventually
-from kafka_tools import KafkaTools
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from token_brokers import BOB, EXPIRE, HOUR_MS, RENEW, USERS, Running
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
+from support.security import token_brokers
+from support.security.token_brokers import BOB, EXPIRE, HOUR_MS, RENEW, USERS, Running
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -7,16 +7,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import kafka_tools
 import pytest
-from conditions import eventually
-from kafkas import KafkaProcess
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import iter_headers
 from shoal.record.compression import Compression
 from shoal.record.records import build_batch, read_records
-from wireclient import WireClient
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka import kafka_tools
+from support.kafka.kafkas import KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import ShareConsumer
-from kafka_tools import KafkaTools
-from servers import ShoalProcess
 from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.commands import Shoal
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = pytest.mark.timeout(300)
 RECORDED = Path(__file__).with_name("share_offsets_of_kafka.json")

@@ -8,7 +8,6 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -21,13 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from shoal.log.uuids import format_uuid
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 

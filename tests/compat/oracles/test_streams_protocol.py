@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import permissions
 import pytest
-from conditions import eventually
-from permissions import ADMIN, entry, everything, grant
 from shoal.protocol.api import ApiKey
 from shoal.security.acls import Operation, ResourceType
-from streams_dialogues import (
+from support.runs.conditions import eventually
+from support.security import permissions
+from support.security.permissions import ADMIN, entry, everything, grant
+from support.streams.streams_dialogues import (
     CONFIGS,
     NOTHING,
     Compare,

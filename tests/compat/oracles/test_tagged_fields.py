@@ -10,11 +10,11 @@ from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.compiler import put_uvarint
 from shoal.protocol.schema import TAGS_MAX
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = pytest.mark.java
 

@@ -7,10 +7,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from java_classes import SOURCES, java
 from shoal.coordinator.group.streams.sticky_assignor import assign
 from shoal.coordinator.group.streams.tasks import TaskSets, flatten
-from streams_topologies import StreamsMaterial
+from support.kafka.java_classes import SOURCES, java
+from support.streams.streams_topologies import StreamsMaterial
 
 if TYPE_CHECKING:
     from shoal.coordinator.group.streams.tasks import Tasks

@@ -9,12 +9,12 @@ import zipfile
 from uuid import UUID
 
 import pytest
-from java_classes import LIBRARY, SOURCES, java
 from shoal.metadata import alterations
 from shoal.metadata.alterations import ConfigAlteration, ConfigChange
 from shoal.metadata.configs import BROKER
 from shoal.metadata.image import ConfigResourceType, ImageScope, MetadataImage, TopicImage
 from shoal.protocol.errors import ErrorCode
+from support.kafka.java_classes import LIBRARY, SOURCES, java
 
 pytestmark = pytest.mark.java
 

@@ -7,22 +7,22 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import java_classes
 import pytest
-from clusters import ShoalCluster, running
-from conditions import eventually
-from kafkas import KafkaCluster, KafkaProcess
 from shoal.metadata.image import ConfigResourceType
 from shoal.metadata.names import REMOTE_LOG_METADATA
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.wireclient import WireClient
+from support.kafka import java_classes
+from support.kafka.kafkas import KafkaCluster, KafkaProcess
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 #: A Kafka of its own, and a few megabytes for each topic.
 pytestmark = [pytest.mark.java, pytest.mark.nightly]

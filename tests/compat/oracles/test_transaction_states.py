@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import compat_page
 import pytest
-from conditions import eventually
-from ports import free_ports
 from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol.api import ApiKey
-from transaction_answers import WRITERS
-from transaction_drivers import (
+from support.brokers.ports import free_ports
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
+from support.scenarios.transaction_answers import WRITERS
+from support.scenarios.transaction_drivers import (
     ABSENT,
     HERE,
     Driver,
@@ -30,13 +31,12 @@ from transaction_drivers import (
     draw_cases,
     find_coordinator,
 )
-from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = [pytest.mark.java, pytest.mark.nightly]
 

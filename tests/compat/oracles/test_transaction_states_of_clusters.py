@@ -13,13 +13,14 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from clusters import CALM, ShoalCluster
-from conditions import eventually
-from kafkas import KafkaCluster
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from transaction_answers import WRITERS
-from transaction_drivers import (
+from support.brokers.clusters import CALM, ShoalCluster
+from support.brokers.wireclient import WireClient
+from support.kafka.kafkas import KafkaCluster
+from support.runs.conditions import eventually
+from support.scenarios.transaction_answers import WRITERS
+from support.scenarios.transaction_drivers import (
     ABSENT,
     HERE,
     STATES,
@@ -32,7 +33,6 @@ from transaction_drivers import (
     draw_cases,
     find_coordinator,
 )
-from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

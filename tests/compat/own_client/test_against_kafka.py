@@ -6,17 +6,16 @@ import asyncio
 import subprocess
 from typing import TYPE_CHECKING
 
-import client_scenarios
 import pytest
-import transaction_scenarios
 from confluent_kafka import Producer
-from kafkas import KafkaProcess
 from shoal.client.client import Client
 from shoal.client.consume.start_offsets import Reset, find_start_offsets
 from shoal.client.errors import ClientError, SecurityError, Unreachable
 from shoal.client.net.batches import Isolation
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.settings import Settings
+from support.kafka.kafkas import KafkaProcess
+from support.scenarios import client_scenarios, transaction_scenarios
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

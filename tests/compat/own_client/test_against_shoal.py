@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import client_scenarios
 import pytest
-import transaction_scenarios
-from servers import ShoalProcess
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client, SyncClient
 from shoal.client.errors import expect
 from shoal.client.share.member import AcknowledgeType
+from support.brokers.servers import ShoalProcess
+from support.scenarios import client_scenarios, transaction_scenarios
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from conditions import eventually
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import iter_headers
 from shoal.record.records import build_batch, read_records
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 def test_retention_by_size_and_time(start_broker: Callable[..., ShoalProcess]) -> None:

@@ -8,19 +8,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually, slowness
-from queues import Queue
 from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError, expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.share.member import AcknowledgeType, AcquireMode
 from shoal.dead_letters.records import parse_dead_letter
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually, slowness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 RECORDS = 20_000
 PARTITIONS = 2

@@ -6,17 +6,17 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
 from shoal.client.share.member import AcknowledgeType, AcquireMode, ShareMembership
 from shoal_operator.brokers.calls import Brokers
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 AFTER = "shoal.deliver.after"

@@ -7,13 +7,8 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import AcknowledgeType as TheirType
 from confluent_kafka import Consumer, Message, ShareConsumer
-from console_letters import Letters
-from consoles import console
-from queues import Queue
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
@@ -21,12 +16,17 @@ from shoal.client.net.cluster import TopicPartition
 from shoal.client.share.member import Acknowledgement, AcknowledgeType, Acquisition, ShareSession
 from shoal.console.access.security import ConsoleAccess
 from shoal.protocol.reasons import FailureReason
+from support.brokers.commands import Shoal
+from support.brokers.queues import Queue
+from support.console.console_letters import Letters
+from support.console.consoles import console
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 RELEASE, REJECT = AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 DLQ = "errors.deadletterqueue"

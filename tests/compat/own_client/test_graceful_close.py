@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from queues import Queue
 from shoal.client.client import SyncClient
+from support.brokers.queues import Queue
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 
 @pytest.fixture

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from confluent_kafka import ShareConsumer
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import HEADERS_ONLY_FEATURE
 from shoal.record.batch import HEADER_SIZE
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from queues import Queue
-    from servers import ShoalProcess
     from shoal.client.share.member import Acquisition
+    from support.brokers.queues import Queue
+    from support.brokers.servers import ShoalProcess
 
 RECORD = b"x" * 1000
 

@@ -9,14 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import range_gap
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import Consumer
-from kafka_tools import KafkaTools
-from range_gap import KEPT, RECORDS
-from range_worker import Got, Member
-from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.consume.consumer import GroupConsumer
 from shoal.client.consume.rebalance_listener import Ranges, RebalanceListener
@@ -26,7 +19,14 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import GROUP_KEY_RANGES_FEATURE, KEY_HASH_MAX
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.commands import Shoal
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
+from support.workers import range_gap
+from support.workers.range_gap import KEPT, RECORDS
+from support.workers.range_worker import Got, Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from compat.own_client.test_key_range_groups import Topic, share
-from conditions import ceiling, eventually, standstills
-from range_worker import Member
-from servers import ShoalProcess
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import ceiling, eventually, standstills
+from support.workers.range_worker import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import Shoal
-from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.consume.consumer import Reader
 from shoal.client.consume.fetcher import Isolation
@@ -21,14 +19,16 @@ from shoal.protocol.features import KEY_HASH_MAX, KEY_RANGES_FEATURE
 from shoal.record.batch import iter_headers
 from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
 from shoal.record.records import build_batch
-from wireclient import WireClient
+from support.brokers.commands import Shoal
+from support.brokers.servers import ShoalProcess
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
-    from shared_servers import SharedKafka
     from shoal.client.net.connection import Connection
+    from support.brokers.shared_servers import SharedKafka
 
 RECORDS = 600
 KEYS = 30

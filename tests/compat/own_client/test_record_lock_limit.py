@@ -11,21 +11,21 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-import java_classes
 import pytest
-from conditions import ceiling, eventually, standstills
-from java_classes import SOURCES
-from queues import Queue
-from servers import ShoalProcess
-from share_worker import Member
 from shoal.client.client import SyncClient
 from shoal.client.share.member import AcknowledgeType, AcquireMode
+from support.brokers.queues import Queue
+from support.brokers.servers import ShoalProcess
+from support.kafka import java_classes
+from support.kafka.java_classes import SOURCES
+from support.runs.conditions import ceiling, eventually, standstills
+from support.workers.share_worker import Member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shared_servers import SharedKafka
     from shoal.client.share.member import Acquisition, ShareSession
+    from support.brokers.shared_servers import SharedKafka
 
 LIMIT = 100
 #: A member of a share group with the Java client.

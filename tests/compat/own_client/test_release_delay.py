@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.share.member import (
     Acknowledgement,
@@ -18,11 +17,12 @@ from shoal.client.share.member import (
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import RELEASE_DELAY_FEATURE
-from wireclient import WireClient
+from support.brokers.queues import Queue
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 RELEASE = AcknowledgeType.RELEASE
 

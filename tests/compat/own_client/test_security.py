@@ -11,11 +11,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import client_scenarios
 import pytest
-from conditions import eventually_async
-from identity_providers import IdentityProvider
-from secured_clusters import LISTENERS, MECHANISMS, PASSWORDS, SESSION_MS, Secured, pem_pair
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, SecurityError, Unreachable
 from shoal.client.net.connection import Connection
@@ -24,7 +20,18 @@ from shoal.client.security.authentication import SessionLogin
 from shoal.client.security.oauth import REFRESH_FACTOR
 from shoal.client.settings import Settings
 from shoal.client.share.member import AcknowledgeType
-from tracebacks import shown
+from support.attacks.tracebacks import shown
+from support.runs.conditions import eventually_async
+from support.scenarios import client_scenarios
+from support.security.identity_providers import IdentityProvider
+from support.security.secured_clusters import (
+    LISTENERS,
+    MECHANISMS,
+    PASSWORDS,
+    SESSION_MS,
+    Secured,
+    pem_pair,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import ceiling, eventually, standstills
-from queues import Queue
-from share_worker import Member
 from shoal.client.client import SyncClient
+from support.brokers.queues import Queue
+from support.runs.conditions import ceiling, eventually, standstills
+from support.workers.share_worker import Member
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 TAKEOVER_S = 1.0
 

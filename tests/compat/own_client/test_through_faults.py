@@ -13,10 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import client_scenarios
 import pytest
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
@@ -33,6 +30,9 @@ from shoal.client.settings import Settings
 from shoal.client.share.member import AcknowledgeType, ShareSession
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.scenarios import client_scenarios
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,15 +6,15 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.worker import Job, Reject, Worker
 from shoal.worker import Queue as JobQueue
-from worker_runs import count, serve_until
+from support.brokers.queues import Queue
+from support.workers.worker_runs import count, serve_until
 
 if TYPE_CHECKING:
     import pytest
-    from shared_servers import SharedKafka
+    from support.brokers.shared_servers import SharedKafka
 
 
 def test_outcomes_decide_over_records_of_kafka(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import compat_page
 import pytest
 from shoal.protocol.api import ApiKey
-from wireclient import WireClient
+from support.brokers.wireclient import WireClient
 
 if TYPE_CHECKING:
-    from kafka_tools import KafkaTools
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
+    from support.kafka.kafka_tools import KafkaTools
 
 #: APIs that producers, consumers, share consumers and administrators of one broker use.
 SINGLE_NODE = [

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from console import TERMINAL, Console, files, steps
-from java_classes import LIBRARY
-from machine import lacking
-from npm_packages import KAFKAJS, find_kafkajs
+from support.kafka.java_classes import LIBRARY
+from support.pages.console import TERMINAL, Console, files, steps
+from support.runs.machine import lacking
+from support.runs.npm_packages import KAFKAJS, find_kafkajs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 ROOT = Path(__file__).parents[3]
 GO_MODULE = ROOT / "tests" / "e2e" / "cluster" / "go" / "franz-go"

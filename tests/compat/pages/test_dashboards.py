@@ -10,20 +10,20 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from e2e.cluster.commands import run
-from prometheus_server import Prometheus, lines
-from queues import Queue
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError, expect
 from shoal.client.share.member import AcknowledgeType, AcquireMode
+from support.brokers.queues import Queue
+from support.pages.prometheus_server import Prometheus, lines
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 OF_BROKERS = ("shoal-cluster", "shoal-queues", "shoal-key-ranges")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from console import Console, files, steps
+from support.pages.console import Console, files, steps
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PAGE = (Path(__file__).parents[3] / "docs/django.md").read_text()
 

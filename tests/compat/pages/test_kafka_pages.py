@@ -7,16 +7,16 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import kafka_tools
 import pytest
-from console import Console, steps
-from page_runs import try_page
+from support.kafka import kafka_tools
+from support.pages.console import Console, steps
+from support.pages.page_runs import try_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
-    from shared_servers import SharedKafka
+    from support.brokers.servers import ShoalProcess
+    from support.brokers.shared_servers import SharedKafka
 
 pytestmark = pytest.mark.java
 ROOT = Path(__file__).parents[3]

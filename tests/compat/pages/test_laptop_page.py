@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from conditions import eventually
-from console import Console
-from local_up import LocalUp
+from support.brokers.local_up import LocalUp
+from support.pages.console import Console
+from support.runs.conditions import eventually
 
 PAGE = Path(__file__).parents[3] / "docs" / "quickstart" / "laptop.md"
 

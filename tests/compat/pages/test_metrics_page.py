@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import metrics_page
 import pytest
-from conditions import eventually
-from console import Console, steps
 from prometheus_client.parser import text_string_to_metric_families
+from support.pages.console import Console, steps
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 #: Makes nearly every family have a sample: a share group with key order, delays, tenants and

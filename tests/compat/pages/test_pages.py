@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from console import TERMINAL, Console, files, marks
-from page_runs import try_page
+from support.pages.console import TERMINAL, Console, files, marks
+from support.pages.page_runs import try_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 ROOT = Path(__file__).parents[3]
 QUEUES_PAGE = "docs/queues.md"
@@ -126,7 +126,7 @@ def test_a_terminal_that_does_not_print_what_the_page_shows_is_found(
 ) -> None:
     page = "<!-- console: terminal -->\n```console\n$ echo other; sleep 60\nready\n```\n"
     assert marks(page) == {TERMINAL}
-    monkeypatch.setattr("console.STARTED_WITHIN_S", 2.0)
+    monkeypatch.setattr("support.pages.console.STARTED_WITHIN_S", 2.0)
     with Console(tmp_path, "") as console:
         with pytest.raises(AssertionError, match=r"the page shows\nready\n--- the output is"):
             console.try_page(page)

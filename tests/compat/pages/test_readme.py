@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conditions import eventually
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
-    from queues import Queue
+    from support.brokers.queues import Queue
 
 README = Path(__file__).parents[3] / "README.md"
 _PROGRAM = re.compile(r"^```python\n(from shoal.client .*?)^```$", re.MULTILINE | re.DOTALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from console import Console, files, steps
+from support.pages.console import Console, files, steps
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/testing.md").read_text()

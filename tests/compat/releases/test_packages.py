@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import environments
 import pytest
-from conditions import ceiling, eventually, stopwatch
-from console import files
-from local_up import LocalUp
-from release_builds import VERSION, build
+from support.brokers.local_up import LocalUp
+from support.pages.console import files
+from support.runs import environments
+from support.runs.conditions import ceiling, eventually, stopwatch
+from support.runs.release_builds import VERSION, build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

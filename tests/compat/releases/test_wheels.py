@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import lacking
 from release.wheels import MACHINES, PYTHONS, SUITES, extract_debian
-from release_builds import ROOT, VERSION, build
+from support.runs.machine import lacking
+from support.runs.release_builds import ROOT, VERSION, build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from servers import ShoalProcess
-from tiered_topics import MB, TIMEOUT_S, Tiered, create, settings, sizes
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.storage.tiered_topics import MB, TIMEOUT_S, Tiered, create, settings, sizes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,18 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import metrics_page
 import pytest
-from clusters import ShoalCluster, running
-from commands import Shoal
-from conditions import eventually
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
-from servers import ShoalProcess
 from shoal.tiered import manifest
 from shoal_operator.brokers import tiered_health
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.queues import topics
-from tiered_topics import MB, TIMEOUT_S, Tiered, consume, create, produce, settings, sizes
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.commands import Shoal
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.storage.tiered_topics import (
+    MB,
+    TIMEOUT_S,
+    Tiered,
+    consume,
+    create,
+    produce,
+    settings,
+    sizes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

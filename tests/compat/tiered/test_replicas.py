@@ -8,13 +8,21 @@ import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from tiered_topics import BASE_MS, MB, TIMEOUT_S, TOPIC, read_committed, settings, sizes
+from support.brokers.clusters import ShoalCluster, running
+from support.runs.conditions import eventually
+from support.storage.tiered_topics import (
+    BASE_MS,
+    MB,
+    TIMEOUT_S,
+    TOPIC,
+    read_committed,
+    settings,
+    sizes,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

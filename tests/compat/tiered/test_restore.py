@@ -9,9 +9,6 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import CLUSTER_ID, ShoalCluster, running
-from commands import SHOAL
-from conditions import eventually
 from confluent_kafka import Consumer, Producer, ShareConsumer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -22,8 +19,6 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
-from object_stores import gateway
-from servers import ShoalProcess
 from shoal.coordinator.contract import CoordinatorRecord
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.share import records as share_records
@@ -32,7 +27,12 @@ from shoal.metadata.records import decode
 from shoal.server.tiered.backups import INCARNATION
 from shoal.server.tiered.key_ring import KeyDirectory
 from shoal.tiered import backup
-from tiered_topics import (
+from support.brokers.clusters import CLUSTER_ID, ShoalCluster, running
+from support.brokers.commands import SHOAL
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.storage.object_stores import gateway
+from support.storage.tiered_topics import (
     TIMEOUT_S,
     Tiered,
     consume,

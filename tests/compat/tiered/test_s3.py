@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import store_contract
-from conditions import eventually
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.server.tiered.object_store import open_store
 from shoal.tiered.keys import parse_segment_id
-from tiered_topics import MB, TIMEOUT_S, Tiered, create, produce, settings
-from tiered_topics import consume as consume_from
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.storage import store_contract
+from support.storage.tiered_topics import MB, TIMEOUT_S, Tiered, create, produce, settings
+from support.storage.tiered_topics import consume as consume_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

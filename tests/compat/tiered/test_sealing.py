@@ -7,12 +7,21 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from servers import ShoalProcess
 from shoal.tiered.segment_object import find_footer_bytes_needed, read_footer
-from tiered_topics import MB, TIMEOUT_S, Tiered, alter, consume, create, produce, settings
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.storage.tiered_topics import (
+    MB,
+    TIMEOUT_S,
+    Tiered,
+    alter,
+    consume,
+    create,
+    produce,
+    settings,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import ShoalCluster, running
-from conditions import eventually
 from confluent_kafka import (
     Consumer,
     KafkaError,
@@ -26,8 +24,6 @@ from confluent_kafka.admin import (
     ConfigResource,
     OffsetSpec,
 )
-from kafka_tools import KafkaTools
-from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.consume.consumer import Reader
 from shoal.client.net.cluster import TopicPartition as Partition
@@ -35,7 +31,11 @@ from shoal.client.net.connection import connect
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
 from shoal.record.key_ranges import KeyRanges
-from tiered_topics import (
+from support.brokers.clusters import ShoalCluster, running
+from support.brokers.servers import ShoalProcess
+from support.kafka.kafka_tools import KafkaTools
+from support.runs.conditions import eventually
+from support.storage.tiered_topics import (
     BASE_MS,
     MB,
     TIMEOUT_S,

@@ -10,7 +10,6 @@ import operator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from clusters import CALM, ShoalCluster, running
 from kube.api_server import ApiServer, Crash, CrashPoint, resource
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
@@ -22,6 +21,7 @@ from shoal_operator.brokers.cordon_calls import CordonCalls
 from shoal_operator.brokers.cordons import BrokerCordons
 from shoal_operator.cluster.broker_scale_down import ReplicaMover
 from shoal_operator.model import pod_layout
+from support.brokers.clusters import CALM, ShoalCluster, running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.kube.test_interrupted import CLUSTER, World
-from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
 from shoal.client.client import Client
 from shoal_operator.brokers.broker_states import ClusterState
 from shoal_operator.cluster.decision import compute_level_changes
+from support.brokers.servers import ShoalProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

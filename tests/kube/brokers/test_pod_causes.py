@@ -10,9 +10,9 @@ import pytest
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import module_directory
 from kube.brokers.test_diagnostics import before, event, on_node, pod
-from machine import lacking
 from shoal_operator.brokers import pod_causes
 from shoal_operator.brokers.diagnostics import diagnose_pods, diagnose_refusal
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from kube.kube.test_interrupted import CLUSTER, World
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 def configure(world: World, config: dict[str, str], **spec: Any) -> None:

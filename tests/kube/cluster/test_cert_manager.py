@@ -8,7 +8,6 @@ import datetime
 from typing import Any
 
 import pytest
-from certificates import Authority, Identity
 from kube.api_server import Crash, resource
 from kube.issuers import CertManager
 from shoal_operator.cluster.authorities import (
@@ -20,6 +19,7 @@ from shoal_operator.cluster.authorities import (
 from shoal_operator.model import cert_manager, certificates, names, security
 from shoal_operator.model.ca_renewal import LoadedCertificates
 from shoal_operator.model.certificates import KeyPair
+from support.security.certificates import Authority, Identity
 
 NOW = datetime.datetime.now(datetime.UTC)
 HOUR = datetime.timedelta(hours=1)

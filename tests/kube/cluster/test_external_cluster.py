@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from kafkas import KafkaProcess
 from kube.api_server import ApiServer, CrashPoint, resource
 from kube.consumers.test_spark_consumers import CONSUMER, env
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
@@ -39,6 +38,7 @@ from shoal_operator.queues.topics import QueueTopicReconciler
 from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
 from shoal_operator.settings import ChartSettings
 from shoal_operator.users.reconciler import QueueUserReconciler
+from support.kafka.kafkas import KafkaProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
 from kube.api_server import resource
 from kube.secured_pods import LISTENERS, METRICS, SecuredPods
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType
@@ -16,6 +15,7 @@ from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError, expect
 from shoal_operator.brokers.log_levels import ControllerLevels
 from shoal_operator.model import names, security
+from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

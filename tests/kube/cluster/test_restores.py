@@ -17,13 +17,11 @@ from compat.tiered.test_restore import (
     copied_to,
     saved_positions,
 )
-from conditions import eventually
 from confluent_kafka.admin import AdminClient
 from kube import structural
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from kube.kube.test_interrupted import CHANGES_MAX, ROUNDS_MAX
 from kube.restoring_pods import command, failing, is_restoring, run_pods, succeed
-from servers import ShoalProcess
 from shoal.client.errors import Unreachable
 from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster import decision
@@ -31,7 +29,9 @@ from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.kube import kube as kube_module
 from shoal_operator.model import broker_config, names, reserved_fields, restore
 from shoal_operator.model import cluster as model
-from tiered_topics import TIMEOUT_S, Tiered, consume, create, produce
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.storage.tiered_topics import TIMEOUT_S, Tiered, consume, create, produce
 
 if TYPE_CHECKING:
     from pathlib import Path

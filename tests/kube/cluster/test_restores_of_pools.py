@@ -16,7 +16,6 @@ from compat.tiered.test_restore import (
     copied_to,
     saved_positions,
 )
-from conditions import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kube import structural
@@ -24,13 +23,14 @@ from kube.api_server import STAMP
 from kube.cluster.test_restores import RESTORED, S3, World, claim
 from kube.kube.test_interrupted import CHANGES_MAX
 from kube.restoring_pods import command, failing, is_restoring, succeed
-from ports import free_ports
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal_operator.kube import kube as kube_module
 from shoal_operator.model import cluster as model
 from shoal_operator.model import names, node_pools, restore
-from tiered_topics import TIMEOUT_S, Tiered, consume, create, produce
+from support.brokers.ports import free_ports
+from support.brokers.servers import ShoalProcess
+from support.runs.conditions import eventually
+from support.storage.tiered_topics import TIMEOUT_S, Tiered, consume, create, produce
 
 if TYPE_CHECKING:
     from pathlib import Path

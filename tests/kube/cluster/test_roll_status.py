@@ -10,7 +10,6 @@ from kube.brokers.test_evictions import BROKERS, NOW, World
 from kube.gitops.kstatus import results
 from kube.kube.test_interrupted import CLUSTER, CrashingBrokers
 from kube.kube.test_interrupted import World as Interrupted
-from servers import ShoalProcess
 from shoal_operator.brokers import roller
 from shoal_operator.brokers.diagnostics import Diagnosis
 from shoal_operator.brokers.roller import PartitionState, PostponeStep, RestartStep
@@ -18,6 +17,7 @@ from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import QueueClusterReconciler
 from shoal_operator.kube.conditions import Verdict, build_conditions
 from shoal_operator.kube.kube import KubeError
+from support.brokers.servers import ShoalProcess
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually
-from identity_providers import IdentityProvider
 from kube.secured_pods import (
     NOW,
     OWN,
@@ -25,7 +23,6 @@ from kube.secured_pods import (
     tls_secret,
     token_secret,
 )
-from servers import without_configs
 from shoal.client.admin.security_admin import ScramMechanism, ScramUpsertion
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
@@ -40,6 +37,9 @@ from shoal_operator.brokers.calls import Brokers
 from shoal_operator.cluster.authorities import RENEW
 from shoal_operator.model import certificates, security
 from shoal_operator.model.security import CLIENTS, CLUSTER
+from support.brokers.servers import without_configs
+from support.runs.conditions import eventually
+from support.security.identity_providers import IdentityProvider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

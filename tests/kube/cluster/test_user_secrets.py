@@ -7,12 +7,12 @@ import datetime
 from typing import Any
 
 import pytest
-from certificates import Authority
 from kube.api_server import resource
 from kube.users.test_revoked_users import World, user
 from shoal_operator.cluster.authorities import OWN_CERTIFICATE, AuthorityReconciler
 from shoal_operator.model.ca_renewal import CertificateAuthority as Renewed
 from shoal_operator.model.certificates import KeyPair
+from support.security.certificates import Authority
 
 NOW = datetime.datetime.now(datetime.UTC)
 ROOT = Authority("Company CA")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.api_server import ApiServer, CrashPoint, resource
-from servers import ShoalProcess
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
@@ -26,6 +25,7 @@ from shoal_operator.consumers.workloads import decide_application_verdict, find_
 from shoal_operator.queues.group_monitor import GroupMonitor
 from shoal_operator.queues.groups import ShareGroupReconciler
 from shoal_operator.settings import ChartSettings
+from support.brokers.servers import ShoalProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

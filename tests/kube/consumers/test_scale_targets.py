@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint, configured, resource
 from kube.consumers.test_due import CLUSTER, POD, FixedGroup
 from shoal.client.admin.topics import NewTopic
@@ -27,11 +26,12 @@ from shoal_operator.model import names
 from shoal_operator.queues.group_monitor import GroupMonitor
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 TARGET = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "legacy"}
 LABELS = {"app": "legacy"}

@@ -15,9 +15,9 @@ from kube.consumers.test_kueue import SPARK
 from kube.consumers.test_scale_targets import Shop, ready
 from kube.consumers.test_spark_consumers import CONTEXT, consumer, env
 from kube.structural import errors
-from machine import lacking
 from shoal_operator.model import names
 from shoal_operator.model.consumers import spark, spark_templates
+from support.runs.machine import lacking
 
 Manifest = dict[str, Any]
 WHOLE = dataclasses.replace(CONTEXT, user_secret="painter", scale_secret="c-scale", rack="zone")

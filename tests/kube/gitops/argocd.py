@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import program
-from machine import lacking
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

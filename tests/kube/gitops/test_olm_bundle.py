@@ -12,10 +12,10 @@ import yaml
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import downloaded
 from kube.structural import errors
-from machine import lacking
 from release import olm
 from release.checkout import ReleaseError
 from shoal_operator.__main__ import list_namespaces
+from support.runs.machine import lacking
 
 Manifest = dict[str, Any]
 ROOT = Path(__file__).parents[3]

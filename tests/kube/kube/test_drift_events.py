@@ -19,7 +19,7 @@ from shoal.client.errors import expect
 
 if TYPE_CHECKING:
     from kube.api_server import ApiServer
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 
 def events(kube: ApiServer, name: str) -> list[tuple[str, str]]:

@@ -7,12 +7,12 @@ import datetime
 from typing import Any
 
 import pytest
-from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from shoal_operator.kube import election
 from shoal_operator.kube.election import LeaderElection
 from shoal_operator.kube.kube import KubeError
 from shoal_operator.kube.scope import HELD_SECONDS, WATCHES, OperatorScope
+from support.runs.conditions import eventually_async
 
 
 class Connection(ApiServer):

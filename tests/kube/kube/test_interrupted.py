@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
-from servers import ShoalProcess
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
 from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client, SyncClient
@@ -29,6 +28,7 @@ from shoal_operator.queues import topics
 from shoal_operator.queues.group_monitor import GroupMonitor
 from shoal_operator.queues.groups import ShareGroupReconciler
 from shoal_operator.queues.topics import QueueTopicReconciler
+from support.brokers.servers import ShoalProcess
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -12,7 +12,6 @@ import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from kube.api_server import NAME_LENGTH_MAX, STAMP, ApiServer, CrashPoint, resource
 from kube.users.test_revoked_users import World as UserWorld
 from kube.users.test_revoked_users import user
@@ -43,11 +42,12 @@ from shoal_operator.rebalance import status as rebalance_model
 from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 Manifest = dict[str, Any]
 GROUP = {

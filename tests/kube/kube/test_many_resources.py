@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 import pytest
-from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from shoal_operator.kube.store import Store
 from shoal_operator.model import names
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
+from support.runs.conditions import eventually_async
 
 STAMP = "2026-01-01T00:00:00Z"
 #: Resources whose events are measured.

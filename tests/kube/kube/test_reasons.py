@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from e2e.test_trial import DEFAULTS, PROGRESS, load
 from kube.api_server import ApiServer, CrashPoint
-from seeding import SEED
 from shoal_operator import clock
 from shoal_operator.kube import kube
 from shoal_operator.kube.kube import KubeError
@@ -26,7 +25,8 @@ from shoal_operator.local.validation import prepare
 from shoal_operator.model import names
 from shoal_operator.runtime import CUSTOM, Operator
 from shoal_operator.settings import ChartSettings
-from virtual_time import VirtualLoop
+from support.runs.seeding import SEED
+from support.runs.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
-from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
@@ -21,7 +20,8 @@ from shoal_operator.kube.kube import KubeClient, KubeError
 from shoal_operator.kube.watch import KindWatch
 from shoal_operator.model import names
 from structlog.testing import LogCapture
-from virtual_time import VirtualLoop
+from support.runs.conditions import eventually_async
+from support.runs.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from local_up import make_queue
 from shoal_operator.local.api import LocalApi
 from shoal_operator.local.changes import apply_manifests
 from shoal_operator.local.commands import apply_app, delete_app
 from shoal_operator.local.reading import describe_app, get_app
 from shoal_operator.local.state_folder import StateFolder
+from support.brokers.local_up import make_queue
 from typer.testing import CliRunner, Result
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from local_up import PLAIN, make_manifest
 from shoal_operator.local import api as local_api
 from shoal_operator.local.api import LocalApi
+from support.brokers.local_up import PLAIN, make_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
-from local_up import make_queue, write_manifests
 from shoal_operator.local import commands
 from shoal_operator.local.addresses import LocalLoop
 from shoal_operator.local.api import LocalApi
@@ -15,6 +13,8 @@ from shoal_operator.local.changes import apply_manifests
 from shoal_operator.local.manifests import load_folder
 from shoal_operator.local.state_folder import StateFolder
 from shoal_operator.local.up import Up
+from support.brokers.local_up import make_queue, write_manifests
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from kube.model.test_custom_resources import examples
 from shoal_operator.local.api import KINDS, LocalApi, get_key
@@ -19,7 +18,8 @@ from shoal_operator.local.changes import apply_manifests
 from shoal_operator.local.up import make_settings
 from shoal_operator.model import names
 from shoal_operator.runtime import CUSTOM, Operator
-from virtual_time import VirtualLoop
+from support.runs.conditions import eventually_async
+from support.runs.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
     from pathlib import Path

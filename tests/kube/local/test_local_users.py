@@ -7,12 +7,12 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from local_up import make_manifest
 from shoal_operator.local.addresses import Addresses
 from shoal_operator.local.api import LocalApi
 from shoal_operator.local.user_folders import UserFolders
 from shoal_operator.model import names, users
 from shoal_operator.model.certificates import KeyPair
+from support.brokers.local_up import make_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from local_up import make_queue
 from shoal.cli.safe_console import SafeConsole
 from shoal_operator.local.api import LocalApi
 from shoal_operator.local.changes import apply_manifests
@@ -20,6 +19,7 @@ from shoal_operator.local.live_view import (
     fit_lines,
     fit_table,
 )
+from support.brokers.local_up import make_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from shoal_operator.local import spark as local_spark
 from shoal_operator.local.api import LocalApi
 from shoal_operator.local.containers import replace_paths
@@ -21,6 +20,7 @@ from shoal_operator.local.state_folder import StateFolder
 from shoal_operator.model import names
 from shoal_operator.model.consumers import spark
 from shoal_operator.model.consumers.job import get_end_condition
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from pathlib import Path

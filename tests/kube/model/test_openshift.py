@@ -11,10 +11,10 @@ import pytest
 from kube import rendered
 from kube.consumers import test_spark_consumers
 from kube.restricted_v2 import RANGE, Refused, admitted
-from seeding import SEED
 from shoal_operator.model import cluster, security
 from shoal_operator.model.consumers import deployment, spark
 from shoal_operator.model.consumers.consumer_pod import PodContext
+from support.runs.seeding import SEED
 
 #: Ranges of namespaces on OpenShift begin here.
 FIRST_ID = 1_000_680_000

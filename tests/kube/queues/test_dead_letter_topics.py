@@ -16,7 +16,7 @@ from shoal_operator.queues.group_monitor import GroupMonitor
 from shoal_operator.queues.groups import ShareGroupReconciler
 
 if TYPE_CHECKING:
-    from servers import ShoalProcess
+    from support.brokers.servers import ShoalProcess
 
 ENABLED = "errors.deadletterqueue.group.enable"
 PREFIX = "errors.deadletterqueue.topic.name.prefix"

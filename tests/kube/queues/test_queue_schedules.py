@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from kube.api_server import ApiServer, Crash, CrashPoint
 from kube.structural import errors
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
@@ -28,12 +27,13 @@ from shoal_operator.local.definitions import load_definitions
 from shoal_operator.queues.queue_schedules import QueueScheduleReconciler
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from servers import ShoalProcess
     from shoal.record.records import Record
+    from support.brokers.servers import ShoalProcess
 
 Manifest = dict[str, Any]
 WINDOW = "shoal.deduplication.window.ms"

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from kube.structural import errors
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
@@ -24,12 +23,13 @@ from shoal_operator.kube.reconcile_loop import ReconcileLoop
 from shoal_operator.kube.store import Store
 from shoal_operator.queues import redrives as module
 from shoal_operator.queues.redrives import RedriveReconciler
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from servers import ShoalProcess
     from shoal.record.records import Record
+    from support.brokers.servers import ShoalProcess
 
 Manifest = dict[str, Any]
 LETTERS = 30

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import CALM, ShoalCluster, running
 from hypothesis import given
 from hypothesis import strategies as st
 from kube.api_server import ApiServer, CrashPoint, resource
@@ -17,6 +16,7 @@ from shoal_operator.brokers.placement import resize
 from shoal_operator.brokers.roller import PartitionState
 from shoal_operator.queues import topic_replicas
 from shoal_operator.queues.topics import QueueTopicReconciler
+from support.brokers.clusters import CALM, ShoalCluster, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

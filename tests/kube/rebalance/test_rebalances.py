@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import yaml
-from clusters import CALM, ShoalCluster, running
-from conditions import eventually, eventually_async
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from shoal.client.admin.configs import ConfigResource, ConfigResourceType, ConfigSource
 from shoal.client.admin.topics import NewTopic, OffsetSpec
@@ -29,6 +27,8 @@ from shoal_operator.rebalance import reconciler
 from shoal_operator.rebalance.reconciler import QueueRebalanceReconciler
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
+from support.brokers.clusters import CALM, ShoalCluster, running
+from support.runs.conditions import eventually, eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kafkas import KafkaCluster
 from kube.rebalance import test_rebalances as scenarios
 from kube.rebalance.test_rebalances import soon
+from support.kafka.kafkas import KafkaCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from kube.api_server import ApiServer, CrashPoint
 from kube.consumers.test_due import Shop
-from ports import free_ports
 from prometheus_client import CONTENT_TYPE_LATEST
 from shoal_operator import runtime
 from shoal_operator.kube import watch
@@ -18,6 +17,7 @@ from shoal_operator.kube.kube import KubeError
 from shoal_operator.runtime import Operator
 from shoal_operator.scaler import endpoint
 from shoal_operator.settings import ChartSettings
+from support.brokers.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

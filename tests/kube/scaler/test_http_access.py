@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
-from certificates import Authority, Identity, Stores
-from conditions import eventually_async
 from kube.api_server import resource
 from kube.consumers.test_due import Shop
-from ports import free_ports
 from shoal_operator import http_access
 from shoal_operator.consumers import scale_secret
 from shoal_operator.http_access import CLIENT_CA_FILE, TLS_DIR, TOKEN_FILE, BadAccess, HttpAccess
@@ -23,6 +20,9 @@ from shoal_operator.runtime import Operator
 from shoal_operator.scaler import endpoint
 from shoal_operator.settings import ChartSettings
 from shoal_spark import scaling
+from support.brokers.ports import free_ports
+from support.runs.conditions import eventually_async
+from support.security.certificates import Authority, Identity, Stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from certificates import Authority, Stores
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import program
 from kube.scaler.test_keda_scaler import FixedAccess, Scene, scene
-from machine import lacking
 from shoal_operator.http_access import HttpAccess
+from support.runs.machine import lacking
+from support.security.certificates import Authority, Stores
 
 if TYPE_CHECKING:
     import ssl

@@ -14,7 +14,6 @@ import h2.config
 import h2.connection
 import h2.events
 import pytest
-from certificates import Authority, Stores
 from hypothesis import given
 from hypothesis import strategies as st
 from kube.api_server import ApiServer, CrashPoint, resource
@@ -31,6 +30,7 @@ from shoal_operator.scaler.grpc_server import (
 )
 from shoal_operator.scaler.keda_messages import BadMessage
 from shoal_operator.settings import ChartSettings
+from support.security.certificates import Authority, Stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

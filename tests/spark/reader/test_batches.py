@@ -11,9 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import eventually
-from micro_batches import Query, Row
-from queues import Queue
 from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
@@ -22,6 +19,9 @@ from shoal.protocol.reasons import FailureReason
 from shoal_spark import outcome_files
 from shoal_spark.outcome_files import Outcome, OutcomeKind
 from shoal_spark.range_reader import DataLoss
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
+from support.spark.micro_batches import Query, Row
 
 if TYPE_CHECKING:
     from pathlib import Path

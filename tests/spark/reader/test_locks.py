@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conditions import eventually
-from micro_batches import Query
-from queues import Queue
 from shoal.client.share.member import Acknowledgement, AcknowledgeType, ShareSession
+from support.brokers.queues import Queue
+from support.runs.conditions import eventually
+from support.spark.micro_batches import Query
 
 MakeQueue = Callable[..., Queue]
 #: Renewed locks last longer than standstills of the machine.

@@ -14,11 +14,8 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from kafkas import KafkaProcess
-from micro_batches import Query
 from pyspark.sql import Row
 from pyspark.sql.types import StringType, StructField, StructType
-from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
 from shoal.client.net.cluster import TopicPartition
@@ -26,6 +23,9 @@ from shoal_spark.offsets import BadOffset
 from shoal_spark.options import InvalidOption, SourceOptions, TopicOptions
 from shoal_spark.reader import ShareGroupReader
 from shoal_spark.topics import TopicWriter
+from support.brokers.queues import Queue
+from support.kafka.kafkas import KafkaProcess
+from support.spark.micro_batches import Query
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -7,11 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import call
 from shoal.cli import profiles
 from shoal.cli.client_properties import ClusterOptions, load_client_settings
 from shoal.cli.failures import CommandError
 from shoal.cli.profiles import Profiles
+from support.brokers.commands import call
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trustme
-from identity_providers import IdentityProvider
 from shoal.client.errors import LoginUnavailable, SecurityError
 from shoal.client.security import oauth
 from shoal.client.settings import Settings
+from support.security.identity_providers import IdentityProvider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

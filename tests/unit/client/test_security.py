@@ -11,7 +11,7 @@ from shoal.client.security import security
 from shoal.client.security.scram import ScramClient
 from shoal.client.security.secret import Secret, SecretBytes
 from shoal.client.settings import Settings
-from tracebacks import shown
+from support.attacks.tracebacks import shown
 
 if TYPE_CHECKING:
     from pathlib import Path

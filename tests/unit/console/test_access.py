@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from aiohttp import encode_basic_auth, web
-from consoles import console
 from shoal.cli.commands import console as cli
 from shoal.cli.session import CommandError
 from shoal.client.client import Client
@@ -16,6 +15,7 @@ from shoal.console.access.attempts import FAILURES_MAX, PAUSE_S, Attempts
 from shoal.console.access.security import ConsoleAccess, is_loopback, parse_address, parse_users
 from shoal.console.live import encode_event
 from shoal.console.login_files import InvalidAccess
+from support.console.consoles import console
 
 USERS = parse_users("ann:secret\n", "users")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from console_screens import Boxes, misplaced
+from support.console.console_screens import Boxes, misplaced
 
 WANTED: Boxes = {"h1 1": [20, 60, 1260, 90], "table 1": [20, 1000, 1260, 1200]}
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-from certificates import Authority
-from consoles import Console, console
 from shoal.cli.commands.console import PageOptions, _build_access, _make_context
 from shoal.cli.session import CommandError
 from shoal.client.settings import Settings
@@ -20,6 +18,8 @@ from shoal.console.access.security import ConsoleAccess
 from shoal.console.app import serving
 from shoal.console.login_files import InvalidAccess
 from shoal.console.reading.masks import OFF
+from support.console.consoles import Console, console
+from support.security.certificates import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path

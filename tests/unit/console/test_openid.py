@@ -16,17 +16,22 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from aiohttp import web
-from consoles import Console, another_browser, console
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from openid_providers import CLIENT_ID, CLIENT_SECRET, OpenIdProvider, openid_provider
-from ports import free_ports
 from shoal.client.security.secret import Secret
 from shoal.console.access import openid, providers
 from shoal.console.access.openid import LOGIN_S_MAX, PENDING_S_MAX, OpenIdLogin
 from shoal.console.access.providers import OpenIdSettings, parse_openid, parse_url
 from shoal.console.access.security import ConsoleAccess
 from shoal.console.login_files import InvalidAccess
+from support.brokers.ports import free_ports
+from support.console.consoles import Console, another_browser, console
+from support.security.openid_providers import (
+    CLIENT_ID,
+    CLIENT_SECRET,
+    OpenIdProvider,
+    openid_provider,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine

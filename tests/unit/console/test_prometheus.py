@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import encode_basic_auth, web
 from aiohttp.test_utils import TestServer
-from certificates import Authority
-from ports import free_ports
 from shoal.cli.commands.console import PageOptions, _build_access
 from shoal.cli.session import CommandError
 from shoal.console.login_files import InvalidAccess
@@ -30,6 +28,8 @@ from shoal.console.sampling.prometheus import (
     make_queries,
     parse_prometheus,
 )
+from support.brokers.ports import free_ports
+from support.security.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

@@ -8,8 +8,6 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
-from ports import free_ports
-from schema_registries import SchemaRegistry, schema_registry
 from shoal.client.security.secret import Secret
 from shoal.console.login_files import InvalidAccess
 from shoal.console.reading import registries
@@ -29,6 +27,8 @@ from shoal.console.reading.registries import (
 )
 from shoal.console.reading.views import RecordView
 from shoal.record.records import Record
+from support.brokers.ports import free_ports
+from support.console.schema_registries import SchemaRegistry, schema_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

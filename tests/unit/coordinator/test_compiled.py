@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import lacking
 from shoal.coordinator.share import batches as batches_of
 from shoal.coordinator.share import bulk, compiled
 from shoal.coordinator.share.locks import Lock, Locks
@@ -35,6 +33,8 @@ from shoal.coordinator.share.states import (
 from shoal.protocol.share import ShareFetchPartition, write_fetch
 from shoal.record.batch import check_crc, iter_headers
 from shoal.record.records import build_batch, read_records
+from support.runs.example_counts import scale_examples
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from coordinator_sim import Simulation
 from shoal.coordinator.contract import (
     CoordinatorRecord,
     CoordinatorResult,
@@ -16,6 +15,7 @@ from shoal.coordinator.contract import (
 from shoal.coordinator.deadlines import Deadlines
 from shoal.coordinator.runtime import TICK_RECORDS_MAX, TICK_STEPS_MAX, ShardPhase
 from shoal.protocol.errors import ApiError, ErrorCode
+from support.brokers.coordinator_sim import Simulation
 
 
 class Counter:

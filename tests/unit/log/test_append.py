@@ -6,7 +6,6 @@ import errno
 from typing import TYPE_CHECKING, Never
 
 import pytest
-from log_material import NOW_MS, batch, fill, keyed, open_log, records
 from shoal.log import resent, validation
 from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
@@ -16,6 +15,7 @@ from shoal.log.segment import Segment
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import assign, check_crc, iter_headers, read_header, sign
 from shoal.record.records import build_batch, read_records
+from support.storage.log_material import NOW_MS, batch, fill, keyed, open_log, records
 
 if TYPE_CHECKING:
     from shoal.log.log import Log

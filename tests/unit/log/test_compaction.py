@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from log_material import NOW_MS, batch, compact, fill, keyed, open_log, records
 from shoal.log.appends import AppendOrigin
 from shoal.log.cleaner import ENTRY_BYTES, Aside
 from shoal.log.compaction import measure_log_to_clean
@@ -15,6 +14,7 @@ from shoal.log.memory import MemoryStorage
 from shoal.record.batch import iter_headers
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch
+from support.storage.log_material import NOW_MS, batch, compact, fill, keyed, open_log, records
 
 if TYPE_CHECKING:
     from shoal.log.log import Log

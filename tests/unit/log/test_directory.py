@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from log_material import NOW_MS, batch, fill, records
 from shoal.log.checkpoints import read_offsets
 from shoal.log.config import LogConfig
 from shoal.log.directory import LogDirectory
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.log.memory import MemoryStorage
 from shoal.log.uuids import format_uuid, parse_uuid
+from support.storage.log_material import NOW_MS, batch, fill, records
 
 if TYPE_CHECKING:
     from shoal.log.log import Log

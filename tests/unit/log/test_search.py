@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_material import NOW_MS, batch, fill, find_since, open_log
 from shoal.log import search
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
@@ -15,6 +14,7 @@ from shoal.record import batch_validation
 from shoal.record.batch import HEADER_SIZE, read_header, seal
 from shoal.record.compression import OutputFull, compress
 from shoal.record.records import build_batch, put_record, read_records
+from support.storage.log_material import NOW_MS, batch, fill, find_since, open_log
 
 if TYPE_CHECKING:
     from shoal.record.batch import Buffer

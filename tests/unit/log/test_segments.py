@@ -6,12 +6,20 @@ import errno
 from typing import TYPE_CHECKING
 
 import pytest
-from log_material import DIRECTORY, NOW_MS, batch, fill, find_since, open_log, records
 from shoal.log.appends import AppendOrigin
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, OffsetOutOfRange
 from shoal.log.memory import MemoryStorage
 from shoal.record.control import build_marker
+from support.storage.log_material import (
+    DIRECTORY,
+    NOW_MS,
+    batch,
+    fill,
+    find_since,
+    open_log,
+    records,
+)
 
 if TYPE_CHECKING:
     from shoal.log.log import Log

@@ -8,12 +8,12 @@ import socket
 from typing import TYPE_CHECKING
 
 import uvloop
-from log_material import batch, fill
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.slices import SLICE_SIZE_MIN, FileSlice
 from shoal.log.storage import DiskStorage
 from shoal.server.network.sendfile_writer import SendfileWriter
+from support.storage.log_material import batch, fill
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
 """Broker configs that are the defaults of topics and groups, or the bounds of groups.
 
 Other tests prove what a topic or group config does. These tests check that each broker config is
-the value in force for a topic or group. `tests/support/config_effects.py` combines the two.
+the value in force for a topic or group. `tests/support/pages/config_effects.py` combines the two.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from config_effects import BOUNDS, INHERITED, another
-from coordinator_sim import Simulation
 from shoal.coordinator.group.offsets.requests import CommitRequest, PartitionCommit, TopicCommit
 from shoal.coordinator.group.settings import PROPERTIES, GroupSettings
 from shoal.coordinator.group.shard import GroupShard
@@ -44,6 +42,8 @@ from shoal.server.metrics.registry import MetricRegistry
 from shoal.server.node import Node
 from shoal.server.replication.quotas import FOLLOWER, ReplicationQuota
 from shoal.server.share import group_settings
+from support.brokers.coordinator_sim import Simulation
+from support.pages.config_effects import BOUNDS, INHERITED, another
 from unit.coordinator.group.test_share_membership import Share
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from certificates import Authority, Identity
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import pkcs12
 from shoal_operator.model import certificates
 from shoal_operator.model.certificates import BadCertificate, KeyPair
+from support.security.certificates import Authority, Identity
 
 if TYPE_CHECKING:
     from pathlib import Path

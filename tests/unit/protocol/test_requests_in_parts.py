@@ -6,8 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from conditions import eventually_async
-from log_material import open_log
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.api import ApiKey
@@ -19,6 +17,8 @@ from shoal.replication.replica_fetcher import FetchSessionResponse, ReplicaFetch
 from shoal.server.coordinators import transaction_markers
 from shoal.server.coordinators.transaction_markers import TransactionMarkerChannel
 from shoal.transaction.shard import WriteMarkers
+from support.runs.conditions import eventually_async
+from support.storage.log_material import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

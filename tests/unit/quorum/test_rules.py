@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from log_material import NOW_MS
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
@@ -23,6 +22,7 @@ from shoal.quorum.voters import ReplicaKey, Voter, VoterEndpoint, VoterHistory, 
 from shoal.record.batch import CorruptBatch
 from shoal.record.control import ControlType
 from shoal.record.records import build_batch
+from support.storage.log_material import NOW_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from accepted_batches import CONFIG, NOW_MS, Accepted, batches, build
-from example_counts import scale_examples
 from hypothesis import example, given, settings
 from shoal.cli.records import make_printer
 from shoal.client.consume.consumer import Record
@@ -26,6 +24,8 @@ from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.hashed_batches import HashedBatches
 from shoal.record.key_ranges import KeyRanges
 from shoal.record.records import build_batch, format_header_key, read_records
+from support.attacks.accepted_batches import CONFIG, NOW_MS, Accepted, batches, build
+from support.runs.example_counts import scale_examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable

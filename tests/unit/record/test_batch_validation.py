@@ -7,13 +7,13 @@ from typing import Any
 
 import crc32c
 import pytest
-from example_counts import scale_examples
-from faulty_batches import headers, record, varint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import lacking
 from shoal.record import batch_validation
 from shoal.record.batch_validation import BatchValidation, Fault, validate_records
+from support.attacks.faulty_batches import headers, record, varint
+from support.runs.example_counts import scale_examples
+from support.runs.machine import lacking
 
 MANY = settings(max_examples=scale_examples(150))
 LONG = 2**63

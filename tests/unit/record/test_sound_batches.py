@@ -6,10 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import lacking
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused
 from shoal.log.validation import ValidatedBatch, validate
@@ -17,6 +15,8 @@ from shoal.record import batch_validation
 from shoal.record.batch import CRC_FROM, HEADER_SIZE, sign
 from shoal.record.layout import FIELDS, OFFSETS
 from shoal.record.records import build_batch
+from support.runs.example_counts import scale_examples
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.log import dedup_store
@@ -21,6 +20,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import iter_headers
 from shoal.record.records import build_batch, read_records
 from shoal.replication.partition import Partition
+from support.runs.example_counts import scale_examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import pytest
-from log_material import NOW_MS, batch, fill, open_log
 from shoal.client.errors import ClientError
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
@@ -18,6 +17,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import Partition
 from shoal.replication.replica_fetcher import FetchOutcome, FetchSessionResponse, ReplicaFetcher
 from shoal.server.replication.leader_offsets import LeaderOffsets, LeaderRefused
+from support.storage.log_material import NOW_MS, batch, fill, open_log
 
 if TYPE_CHECKING:
     from shoal.log.log import Log

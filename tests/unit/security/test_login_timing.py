@@ -16,14 +16,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from conditions import slowness
 from shoal.security import scram
 from shoal.security.scram import SCRAM_MECHANISMS, ScramMechanism
+from support.runs.conditions import slowness
 from unit.security.test_scram_server import Client
 from unit.server.network.test_authentication import Sasl, handshake, in_loop, mechanisms, token
 
 if TYPE_CHECKING:
-    from connections import Wire
+    from support.brokers.connections import Wire
 
 USERS = 200
 RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from conditions import fits_cpu
 from shoal.security.principal_mapping import SUBJECT_SIZE_MAX, PrincipalMapper
+from support.runs.conditions import fits_cpu
 
 #: A rule as in Kafka's documentation. Python's engine takes a time that grows with the cube of the
 #: subject: twenty minutes for the one below.

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from connections import LISTENER, Server
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal.metadata.config_tables.broker_configs import BROKER
@@ -19,6 +18,7 @@ from shoal.security.sasl import LoginRefused
 from shoal.security.scram import ScramCredential
 from shoal.server.network.api import Peer
 from shoal.server.network.scram_sessions import ScramSessions
+from support.brokers.connections import LISTENER, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

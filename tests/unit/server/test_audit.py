@@ -8,7 +8,6 @@ import json
 import sys
 
 import pytest
-from conditions import eventually_async
 from shoal.security import audit
 from shoal.security.audit import INTERVAL_MS, LINES_MAX, SIMILAR_MAX, AuditEntry, AuditTrail, clean
 from shoal.server import logs
@@ -16,6 +15,7 @@ from shoal.server.audit import AuditLogger
 from shoal.server.config import resolve
 from shoal.server.node import Node
 from shoal.server.system import System
+from support.runs.conditions import eventually_async
 
 
 def failed(user: str = "alice", host: str = "10.0.0.1") -> AuditEntry:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
-from ports import free_ports
 from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.process import compose
+from support.brokers.ports import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path

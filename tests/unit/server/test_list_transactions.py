@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import permissions
 import uvloop
-from conditions import eventually_async
-from connections import Wire
 from shoal.metadata.patterns import compile_pattern
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
@@ -17,6 +14,9 @@ from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.handlers.transactions import list_transactions
 from shoal.server.process import compose
+from support.brokers.connections import Wire
+from support.runs.conditions import eventually_async
+from support.security import permissions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from machine import lacking
+from support.runs.machine import lacking
 
 PROGRAM = Path(__file__).resolve().parents[3] / "spark_operator_jobs" / "decommission.py"
 EXECUTOR = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"

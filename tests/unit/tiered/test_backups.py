@@ -8,10 +8,7 @@ import random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import object_stores
 import pytest
-from log_material import NOW_MS, open_log
-from object_stores import FaultyStore
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.controller import build_registration_record
 from shoal.metadata.image import BrokerImage
@@ -25,7 +22,10 @@ from shoal.tiered import backup
 from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource
-from tiered_world import KEY_DIRECTORY, KEY_ID, Clock
+from support.storage import object_stores
+from support.storage.log_material import NOW_MS, open_log
+from support.storage.object_stores import FaultyStore
+from support.storage.tiered_world import KEY_DIRECTORY, KEY_ID, Clock
 
 if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage

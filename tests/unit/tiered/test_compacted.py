@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from log_material import NOW_MS, keyed
-from seeding import SEED
 from shoal.log.appends import AppendOrigin
 from shoal.log.cleaner import CleanedTransactionMetadata, Cleaner
 from shoal.log.remote import RemoteUnavailable
@@ -17,7 +15,9 @@ from shoal.record.batch import iter_headers
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch, read_records
 from shoal.tiered import cleaning
-from tiered_world import COMPRESSION, CONFIG, KEY, KEY_ID, Crash, World
+from support.runs.seeding import SEED
+from support.storage.log_material import NOW_MS, keyed
+from support.storage.tiered_world import COMPRESSION, CONFIG, KEY, KEY_ID, Crash, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

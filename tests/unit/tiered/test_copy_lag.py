@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from log_material import NOW_MS
 from shoal.log.config import LogConfig
 from shoal.tiered.retention import may_copy
-from tiered_world import CONFIG, World
+from support.storage.log_material import NOW_MS
+from support.storage.tiered_world import CONFIG, World
 
 DAY_MS = 86_400_000
 #: Lags in milliseconds and bytes, age of the latest record, newer bytes -> whether it is copied.

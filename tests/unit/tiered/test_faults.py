@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 
-import object_stores
 import pytest
-from seeding import SEED
 from shoal.log.remote import RemoteUnavailable
 from sim.seeds import draw_by_day
-from tiered_world import KEY, Crash, World, crash_everywhere, scenario
+from support.runs.seeding import SEED
+from support.storage import object_stores
+from support.storage.tiered_world import KEY, Crash, World, crash_everywhere, scenario
 
 
 def test_a_run_without_faults() -> None:

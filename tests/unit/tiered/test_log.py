@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from log_material import NOW_MS, batch, fill, open_log
 from shoal.log.config import LogConfig
 from shoal.log.errors import OffsetOutOfRange
 from shoal.log.indexes import AbortedTransaction
@@ -18,6 +17,7 @@ from shoal.log.slices import LogSlice
 from shoal.replication.partition import Partition
 from shoal.server.handlers.records.list_offsets import NOTHING, _find_first_pending
 from shoal.server.share.dead_letter_copies import RecordCopies, copy_records
+from support.storage.log_material import NOW_MS, batch, fill, open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

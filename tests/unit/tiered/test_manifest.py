@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
-import object_stores
 import pytest
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.tiered import manifest
@@ -17,7 +16,8 @@ from shoal.tiered.metadata_records import RemoteLogSegmentState
 from shoal.tiered.remote_log import Encryption, RemoteLog, RemoteSegment, pack
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource, ObjectMissing, StoreUnavailable
-from tiered_world import CONFIG, GRACE_MS, KEY, World
+from support.storage import object_stores
+from support.storage.tiered_world import CONFIG, GRACE_MS, KEY, World
 
 SEGMENT = RemoteSegment(UUID(int=7), 10, 19, 1234, 500, 700, 100, 3, False, ((0, 10), (2, 15)))
 MANIFEST = Manifest(

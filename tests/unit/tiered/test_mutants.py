@@ -12,7 +12,7 @@ from shoal.server.tiered.reconciliation import Reconciliation
 from shoal.tiered import keys
 from shoal.tiered.audit import ObjectAudit
 from sim.seeds import keep_by_day
-from tiered_world import crash_everywhere
+from support.storage.tiered_world import crash_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable

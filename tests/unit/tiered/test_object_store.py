@@ -8,10 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import object_stores
 import pytest
-import store_contract
-from object_stores import FaultyStore
 from shoal.server.tiered import object_store
 from shoal.server.tiered.object_store import InvalidStore, open_store
 from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
@@ -25,6 +22,8 @@ from shoal.tiered.store import (
     StoreError,
     StoreUnavailable,
 )
+from support.storage import object_stores, store_contract
+from support.storage.object_stores import FaultyStore
 
 LIMITS = CallLimits(timeout_ms=20, backoff_ms=1, backoff_max_ms=2)
 

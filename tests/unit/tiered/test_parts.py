@@ -7,7 +7,6 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_material import NOW_MS
 from shoal.log.memory import MemoryStorage
 from shoal.log.search import TimestampOffset
 from shoal.record.batch import assign, iter_headers
@@ -17,6 +16,7 @@ from shoal.server.tiered.metadata_topic import compute_index
 from shoal.tiered import keys, retention
 from shoal.tiered.chunk import ChunkIndex
 from shoal.tiered.retention import SegmentRange
+from support.storage.log_material import NOW_MS
 
 #: Per batch: records, size of each, and offsets that are missing before it.
 BATCHES = st.lists(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
-from tiered_world import CONFIG, KEY, UNLIMITED, Clock, Images, World
+from support.storage.tiered_world import CONFIG, KEY, UNLIMITED, Clock, Images, World
 
 
 def limit(world: World, side: str, bytes_per_s: int) -> None:

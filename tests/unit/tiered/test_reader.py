@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from log_material import NOW_MS, batch
 from shoal.log.appends import AppendOrigin
 from shoal.record.control import build_marker
-from tiered_world import World
+from support.storage.log_material import NOW_MS, batch
+from support.storage.tiered_world import World
 
 
 def test_a_transaction_is_aborted_also_when_its_marker_is_copied_later() -> None:

@@ -9,9 +9,7 @@ import random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import object_stores
 import pytest
-from log_material import NOW_MS, batch
 from shoal.coordinator.contract import CoordinatorRecord
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.group.records import RecordType
@@ -36,7 +34,9 @@ from shoal.tiered.keys import format_manifest_key
 from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource
-from tiered_world import KEY_ID, TOPIC_ID, World
+from support.storage import object_stores
+from support.storage.log_material import NOW_MS, batch
+from support.storage.tiered_world import KEY_ID, TOPIC_ID, World
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

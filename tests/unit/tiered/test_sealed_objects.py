@@ -12,17 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_material import NOW_MS
-from seeding import SEED
-from segment_material import (
-    BATCHES,
-    CHUNK_BYTES,
-    SECTIONS,
-    describe,
-    log_of,
-    object_of,
-    reader,
-)
 from shoal.log.memory import MemoryStorage
 from shoal.log.remote import RemoteUnavailable
 from shoal.metadata import broker_rules
@@ -43,7 +32,18 @@ from shoal.tiered.segment_object import (
     read_footer,
     scan,
 )
-from tiered_world import (
+from support.runs.seeding import SEED
+from support.storage.log_material import NOW_MS
+from support.storage.segment_material import (
+    BATCHES,
+    CHUNK_BYTES,
+    SECTIONS,
+    describe,
+    log_of,
+    object_of,
+    reader,
+)
+from support.storage.tiered_world import (
     CLEAR_SEGMENTS,
     COMPRESSION,
     KEY,

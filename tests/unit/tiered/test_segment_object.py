@@ -5,15 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from segment_material import (
-    BATCHES,
-    CHUNK_BYTES,
-    SECTIONS,
-    describe,
-    log_of,
-    object_of,
-    reader,
-)
 from shoal.record.batch import CorruptBatch, iter_headers
 from shoal.tiered.segment_object import (
     TRAILER_SIZE,
@@ -24,6 +15,15 @@ from shoal.tiered.segment_object import (
     read_footer,
     read_footer_size,
     scan,
+)
+from support.storage.segment_material import (
+    BATCHES,
+    CHUNK_BYTES,
+    SECTIONS,
+    describe,
+    log_of,
+    object_of,
+    reader,
 )
 
 

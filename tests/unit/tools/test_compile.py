@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from machine import lacking
+from support.runs.machine import lacking
 
 BROKER = Path(__file__).resolve().parents[3] / "broker_image"
 NATIVE = "shoal/coordinator/share/native"

@@ -13,10 +13,11 @@ import re
 from pathlib import Path
 
 import pytest
-from config_effects import BOUNDS, INHERITED, PROOFS, TABLES, Proof
 from shoal.metadata.config_keys import ConfigEffect
+from support.pages.config_effects import BOUNDS, INHERITED, PROOFS, TABLES, Proof
 
 TESTS = Path(__file__).parents[2]
+SUPPORT = TESTS / "support"
 ALL = [
     (kind, config, proof)
     for kind, rows in PROOFS.items()
@@ -61,12 +62,14 @@ def definitions_in(text: str) -> dict[str, tuple[ast.AST, set[str]]]:
 
 def _shared_code(node: ast.Import | ast.ImportFrom) -> dict[str, tuple[ast.AST, set[str]]]:
     """Return the code of the modules for several files of tests that one imports, by name."""
-    module = node.module if isinstance(node, ast.ImportFrom) else None
     found: dict[str, tuple[ast.AST, set[str]]] = {}
     for alias in node.names:
-        path = TESTS / "support" / f"{module or alias.name}.py"
-        if path.is_file() and path.stem not in GENERAL:
-            found[alias.asname or alias.name] = (_read_shared(path), set())
+        names = [alias.name]
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, f"{node.module}.{alias.name}"]
+        for path in (TESTS / f"{name.replace('.', '/')}.py" for name in names):
+            if path.is_relative_to(SUPPORT) and path.is_file() and path.stem not in GENERAL:
+                found[alias.asname or alias.name] = (_read_shared(path), set())
     return found
 
 

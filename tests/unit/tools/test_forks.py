@@ -7,11 +7,11 @@ import signal
 import subprocess
 from pathlib import Path
 
-import forks
-import leaks
 import pytest
-from forks import PROGRAM, Fork
 from shoal.testing.server_process import without_configs
+from support.brokers import forks
+from support.brokers.forks import PROGRAM, Fork
+from support.runs import leaks
 
 
 def start(*words: str, **environment: str) -> Fork:

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
-from histories import Acquire, Assigned, Commit, History, Outage, Poll, Send, Settle, check
+from support.scenarios.histories import (
+    Acquire,
+    Assigned,
+    Commit,
+    History,
+    Outage,
+    Poll,
+    Send,
+    Settle,
+    check,
+)
 
 Broken = Callable[[History, dict[tuple[int, int], bytes]], object]
 #: The brokers that lead the share partition, before and after an outage.

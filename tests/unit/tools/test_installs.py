@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import environments
 import pytest
+from support.runs import environments
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ("broker_image", "operator", "spark_operator_jobs")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from nightly import (
+from support.runs.nightly import (
     END_S,
     NODES,
     SIMULATIONS,

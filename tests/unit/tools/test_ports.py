@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ports import SHARE, free_ports, free_run
+from support.brokers.ports import SHARE, free_ports, free_run
 
 
 def test_ports_are_not_given_twice() -> None:

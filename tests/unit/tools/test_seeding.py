@@ -12,11 +12,10 @@ import pytest
 from sim.seeds import find
 
 TESTS = Path(__file__).resolve().parents[2]
-MODULES = f"{TESTS}:{TESTS / 'support'}"
 #: Fails with its drawn inputs: the seed, Hypothesis' values without shrinking, simulation seeds.
 SAMPLE = """
 from hypothesis import Phase, given, settings, strategies
-from seeding import SEED, drawn_seeds
+from support.runs.seeding import SEED, drawn_seeds
 
 @settings(phases=[Phase.generate])
 @given(strategies.lists(strategies.integers(), min_size=5))
@@ -30,7 +29,7 @@ def failing_run(folder: Path, seed: str = "") -> tuple[str, str]:
     (folder / "test_sample.py").write_text(SAMPLE)
     environment = {
         **os.environ,
-        "PYTHONPATH": MODULES,
+        "PYTHONPATH": str(TESTS),
         "CI": "true",
         "SEED": seed,
     }
@@ -60,7 +59,7 @@ def draw_seed(seed: str = "") -> str:
     """Return the seed that another process draws, or its error."""
     done = subprocess.run(
         [sys.executable, "-c", "import seeding; print(seeding.SEED)"],
-        env={**os.environ, "PYTHONPATH": MODULES, "SEED": seed},
+        env={**os.environ, "PYTHONPATH": str(TESTS), "SEED": seed},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

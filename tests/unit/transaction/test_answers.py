@@ -9,7 +9,6 @@ import itertools
 from typing import Any
 
 import pytest
-from coordinator_sim import Simulation
 from shoal.coordinator.contract import CoordinatorResult, ProducerIdAndEpoch, Reply
 from shoal.protocol.errors import ErrorCode
 from shoal.transaction.records import build_record
@@ -20,7 +19,8 @@ from shoal.transaction.shard import (
     WriteMarkers,
 )
 from shoal.transaction.transactions import LAST_EPOCH, TV_0, TV_2
-from transaction_answers import ANSWERS
+from support.brokers.coordinator_sim import Simulation
+from support.scenarios.transaction_answers import ANSWERS
 
 ID = "writer"
 PARTITION = ("t", 0)

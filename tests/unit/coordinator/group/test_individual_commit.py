@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from coordinator_sim import Simulation
 from shoal.coordinator.contract import CoordinatorRecord, ProducerIdAndEpoch
 from shoal.coordinator.group.consumer.membership import ConsumerGroupHeartbeatRequest
 from shoal.coordinator.group.offsets import individual_commit
@@ -23,6 +22,7 @@ from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
+from support.brokers.coordinator_sim import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from conditions import fits_cpu
 from shoal.coordinator.group.streams import sticky_assignor, target_assignment
 from shoal.coordinator.group.streams.internal_topics import StatusCode
 from shoal.coordinator.group.streams.sticky_assignor import StreamsMemberSpec, SubtopologySpec
 from shoal.coordinator.group.streams.streams_group import StreamsGroupState
 from shoal.coordinator.group.streams.tasks import NO_TASKS, flatten
-from streams_groups import (
+from support.runs.conditions import fits_cpu
+from support.streams.streams_groups import (
     NO_DELAYS,
     Client,
     Streams,

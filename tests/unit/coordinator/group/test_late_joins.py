@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from coordinator_sim import Simulation
 from shoal.coordinator.group.consumer.heartbeat import ConsumerGroupHeartbeatRequest
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
+from support.brokers.coordinator_sim import Simulation
 
 GROUP, TOPIC, TOPIC_ID = "g", "jobs", UUID(int=7)
 NEW, GIVEN_UP = "new connection", "given up"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from coordinator_sim import Marker, Simulation
 from shoal.coordinator.contract import ProducerIdAndEpoch, RecordOrigin
 from shoal.coordinator.group.offsets.offsets import TOMBSTONES_MAX
 from shoal.coordinator.group.offsets.requests import (
@@ -19,6 +18,7 @@ from shoal.coordinator.group.records import RecordType, encode_record
 from shoal.coordinator.group.settings import PROPERTIES, GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.metadata.image import MetadataImage
+from support.brokers.coordinator_sim import Marker, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

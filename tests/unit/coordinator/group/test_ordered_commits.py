@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from coordinator_sim import Simulation
 from shoal.coordinator.contract import ProducerIdAndEpoch
 from shoal.coordinator.group.consumer.heartbeat import ConsumerGroupHeartbeatRequest
 from shoal.coordinator.group.key_ranges import key_slots
@@ -17,6 +16,7 @@ from shoal.coordinator.group.shard import GroupShard
 from shoal.metadata.image import ConfigResourceType, MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
+from support.brokers.coordinator_sim import Simulation
 
 IDS = {"a": UUID(int=1), "b": UUID(int=2)}
 PARTITION = (PartitionImage((0,), (0,), 0, 0, 0),)

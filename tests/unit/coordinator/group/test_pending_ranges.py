@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from coordinator_sim import Simulation
 from shoal.coordinator.contract import CoordinatorRecord, ProducerIdAndEpoch
 from shoal.coordinator.group.consumer.heartbeat import ConsumerGroupHeartbeatRequest
 from shoal.coordinator.group.offsets import range_commits
@@ -24,6 +23,7 @@ from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.server.tiered import restored_state
+from support.brokers.coordinator_sim import Simulation
 
 TOPIC = UUID(int=1)
 PARTITIONS = tuple(PartitionImage((0,), (0,), 0, 0, 0) for _ in range(3))

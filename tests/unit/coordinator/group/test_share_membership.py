@@ -10,7 +10,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from coordinator_sim import Simulation
 from shoal.coordinator.contract import CoordinatorResult, Reply
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
@@ -23,6 +22,7 @@ from shoal.coordinator.group.share.membership import (
 )
 from shoal.metadata.image import ConfigResourceType, MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ErrorCode
+from support.brokers.coordinator_sim import Simulation
 
 TOPIC_ID = UUID(int=7)
 GROUP = "g"

@@ -4,7 +4,6 @@ Kafka in `compat/oracles/test_streams_protocol.py`."""
 from __future__ import annotations
 
 import pytest
-from coordinator_sim import Simulation
 from shoal.coordinator.contract import CoordinatorResult, Reply, Token
 from shoal.coordinator.group.offsets.requests import CommitRequest, PartitionCommit, TopicCommit
 from shoal.coordinator.group.settings import GroupSettings
@@ -13,7 +12,8 @@ from shoal.coordinator.group.streams.internal_topics import StatusCode
 from shoal.coordinator.group.streams.streams_group import StreamsGroupState, UserEndpoint
 from shoal.coordinator.group.streams.tasks import from_wire
 from shoal.protocol.errors import ErrorCode
-from streams_groups import (
+from support.brokers.coordinator_sim import Simulation
+from support.streams.streams_groups import (
     NO_DELAYS,
     REBALANCE_TIMEOUT_MS,
     Client,

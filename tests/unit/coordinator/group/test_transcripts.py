@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from coordinator_sim import Simulation
 from shoal.coordinator.group.classic.classic_group import ClassicGroup
 from shoal.coordinator.group.classic.requests import (
     HeartbeatRequest,
@@ -29,6 +28,7 @@ from shoal.coordinator.group.offsets.requests import CommitRequest, PartitionCom
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ErrorCode
+from support.brokers.coordinator_sim import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,6 @@ import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from share_leaders import LogLeader
 from shoal.coordinator.share import compiled, fair_queue
 from shoal.coordinator.share.acquisition import AcquireRequest
 from shoal.coordinator.share.batches import Batches, scan
@@ -28,6 +27,7 @@ from shoal.metadata.configs import GROUP
 from shoal.record.records import build_batch
 from shoal.server.share import selection_fetch
 from shoal.server.share.group_settings import build_selection_policy, build_tenant_policy
+from support.brokers.share_leaders import LogLeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from share_leaders import LogLeader
 from shoal.coordinator.share import fetch_limit, read_cache
 from shoal.coordinator.share.acquisition import AcquireRequest
 from shoal.coordinator.share.fetch_limit import RECORDS_MAX, STEP_RECORDS, FetchLimit
@@ -17,6 +16,7 @@ from shoal.coordinator.share.share_partition import SharePartition
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.records import build_batch
 from shoal.server.share import selection_fetch as share_selection
+from support.brokers.share_leaders import LogLeader
 
 SETTINGS = ShareSettings(selection=SelectionPolicy(key_order=True), max_record_locks=4000)
 #: The minimum with compiled loops exceeds the records that 2,000 keys have free.

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from log_material import NOW_MS, batch, open_log
-from share_leaders import FakePorts
 from shoal.coordinator.share.acquisition import AcquireRequest
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.log.memory import MemoryStorage
 from shoal.replication.partition import Partition
 from shoal.server.share.leader import ShareLeader
+from support.brokers.share_leaders import FakePorts
+from support.storage.log_material import NOW_MS, batch, open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

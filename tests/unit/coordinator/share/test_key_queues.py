@@ -8,14 +8,14 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_counts import scale_examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from machine import lacking
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.key_queues import KeyQueues, PlainKeyQueues
 from shoal.coordinator.share.runs import OffsetRuns
 from shoal.coordinator.share.states import ACKNOWLEDGED, ACQUIRED, AVAILABLE
+from support.runs.example_counts import scale_examples
+from support.runs.machine import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,6 @@ A batch of 4 KB may expand to 16 MB, and 100 of them once held a broker up for 2
 from __future__ import annotations
 
 import pytest
-from share_leaders import LogLeader
 from shoal.coordinator.share import record_scanner
 from shoal.coordinator.share.acquisition import AcquireRequest
 from shoal.coordinator.share.record_facts import HEADER_COST
@@ -14,6 +13,7 @@ from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.record.records import NewRecord, build_batch
 from shoal.server.share import selection_fetch
+from support.brokers.share_leaders import LogLeader
 
 STEP = record_scanner.STEP_BYTES_MAX
 BY_KEY = SelectionPolicy(key_order=True)

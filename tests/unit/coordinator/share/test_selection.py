@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import faulty_batches
 import pytest
-from faulty_batches import record
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay
 from shoal.coordinator.share.batches import scan
 from shoal.coordinator.share.record_facts import HeaderReader
@@ -16,6 +14,8 @@ from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.states import ARCHIVED, ARCHIVING, AVAILABLE
 from shoal.record.compression import Compression, compress
 from shoal.record.records import build_batch
+from support.attacks import faulty_batches
+from support.attacks.faulty_batches import record
 
 NOW_MS = 1000
 

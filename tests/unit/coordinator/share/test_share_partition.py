@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from faulty_batches import batch
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.acquisition import AcquireRequest, AcquireResult, acquire
 from shoal.coordinator.share.batches import AbortedTransaction, scan
@@ -16,6 +15,7 @@ from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.states import MOVES, TERMINAL, AcknowledgeType, RecordState, may_move
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch, read_records
+from support.attacks.faulty_batches import batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

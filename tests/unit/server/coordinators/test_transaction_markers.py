@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from shoal.server.coordinators import transaction_markers
 from shoal.server.coordinators.transaction_markers import TransactionMarkerChannel
 from shoal.server.network.purgatory import Purgatory
 from shoal.transaction.shard import WriteMarkers
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
-from ports import free_ports
 from shoal.server.host import pre_stop
+from support.brokers.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

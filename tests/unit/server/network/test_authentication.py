@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from conditions import eventually_async
-from connections import LISTENER, Server, Wire, request_frame
 from shoal.metadata.config_keys import ConfigError
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
@@ -32,6 +30,8 @@ from shoal.server.network.authentication import DispatchPort, ListenerAuthentica
 from shoal.server.network.sasl import ListenerSasl, SaslMechanism, SaslMechanisms
 from shoal.server.network.scram_sessions import ScramSessions
 from shoal.server.node import Node
+from support.brokers.connections import LISTENER, Server, Wire, request_frame
+from support.runs.conditions import eventually_async
 from unit.security.test_scram_server import Client as ScramClient
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from conditions import fits_cpu
 from shoal.server.network.health import find_token
+from support.runs.conditions import fits_cpu
 
 
 def make_head(*lines: str) -> bytes:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
-from conditions import eventually_async
-from connections import Server, Wire, request_frame
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 from shoal.security.requirements import PUBLIC
@@ -23,6 +21,8 @@ from shoal.server.network.connection import (
 )
 from shoal.server.network.error_counts import make_counted_body
 from shoal.server.process import compose
+from support.brokers.connections import Server, Wire, request_frame
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable

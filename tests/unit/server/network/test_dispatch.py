@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from connections import LISTENER, FakeController, Server
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
@@ -15,6 +14,7 @@ from shoal.security.requirements import PUBLIC
 from shoal.server import logs
 from shoal.server.network.api import Api, Handler, Peer, Request
 from shoal.server.network.dispatch import ControllerPort, PendingResponse
+from support.brokers.connections import LISTENER, FakeController, Server
 
 if TYPE_CHECKING:
     from shoal.server.network.encoding import Buffers

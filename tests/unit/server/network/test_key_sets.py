@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 import uvloop
-from conditions import eventually_async
-from ports import free_ports
 from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.network import http_get, key_sets
 from shoal.server.network.http_get import HttpError
 from shoal.server.network.key_sets import KeySet, KeySetConfig
 from shoal.server.node import Node
+from support.brokers.ports import free_ports
+from support.runs.conditions import eventually_async
 from unit.security.test_jwt_tokens import jwk, private_key
 from unit.server.network.test_authentication import mechanisms
 

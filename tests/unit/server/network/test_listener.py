@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from conditions import eventually_async
-from connections import LISTENER, Server
 from shoal.server import logs
 from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.listener import Listener
+from support.brokers.connections import LISTENER, Server
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

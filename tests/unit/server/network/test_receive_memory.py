@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
-from conditions import eventually_async
-from connections import Server, Wire, request_frame
 from shoal.protocol import produce as produce_request
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
@@ -27,6 +25,8 @@ from shoal.server.network.receive_memory import (
     ReceiveMemory,
 )
 from shoal.server.node import Node
+from support.brokers.connections import Server, Wire, request_frame
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -6,8 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
-from conditions import eventually_async
-from connections import Server, request_frame
 from shoal.protocol import produce as produce_request
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
@@ -15,6 +13,8 @@ from shoal.security.requirements import PUBLIC
 from shoal.server import logs
 from shoal.server.network import request_limits
 from shoal.server.network.api import Answer, Api, Request
+from support.brokers.connections import Server, request_frame
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

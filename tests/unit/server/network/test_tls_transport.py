@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from certificates import Authority
-from conditions import eventually_async
-from connections import Server, request_frame
-from seeding import SEED
 from shoal.log.slices import FileSlice
 from shoal.log.storage import DiskStorage
 from shoal.protocol.api import ApiKey
@@ -25,7 +21,19 @@ from shoal.server.network import tls
 from shoal.server.network.api import Answer, Api, Request
 from shoal.server.network.connection import PENDING_MAX, WRITE_BUFFER_HIGH
 from shoal.server.network.error_counts import make_counted_body
-from tls_wires import CLIENT, SERVER, Port, TlsClient, client_context, load, server_context
+from support.brokers.connections import Server, request_frame
+from support.runs.conditions import eventually_async
+from support.runs.seeding import SEED
+from support.security.certificates import Authority
+from support.security.tls_wires import (
+    CLIENT,
+    SERVER,
+    Port,
+    TlsClient,
+    client_context,
+    load,
+    server_context,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

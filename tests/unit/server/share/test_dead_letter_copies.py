@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from log_material import open_log
 from shoal.coordinator.share.dead_letters import HEADERS_MAX
 from shoal.log.memory import MemoryStorage
 from shoal.record.records import build_batch
@@ -15,6 +14,7 @@ from shoal.server.share.dead_letter_copies import (
     RecordCopies,
     copy_records,
 )
+from support.storage.log_material import open_log
 
 #: More than all records of a test have.
 ENOUGH = 1 << 30

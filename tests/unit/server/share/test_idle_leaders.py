@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from log_material import NOW_MS, batch, open_log
-from share_leaders import FakePorts
 from shoal.coordinator.share.acquisition import AcquireRequest
 from shoal.coordinator.share.backoff import RedeliveryBackoff
 from shoal.coordinator.share.records import ShareKey
@@ -19,6 +17,8 @@ from shoal.replication.partition import Partition
 from shoal.server.share.admin import CANCELLED_AT_ONCE, ShareAdmin
 from shoal.server.share.leader import LeaderPhase, ShareLeader
 from shoal.server.share.state_write import Failure
+from support.brokers.share_leaders import FakePorts
+from support.storage.log_material import NOW_MS, batch, open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
