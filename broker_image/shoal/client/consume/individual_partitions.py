@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.admin.groups import parse_finished_above
 from shoal.client.consume import member_offsets
@@ -20,7 +20,7 @@ from shoal.client.errors import KafkaError
 from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE
-from shoal.record.finished_offsets import EMPTY, FinishedOffsets
+from shoal.record.finished_offsets import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,8 +48,6 @@ class IndividualPartitions(WholePartitions):
     ) -> None:
         super().__init__(cluster, member, isolation, reset, listeners)
         self._progress: dict[TopicPartition, PartitionProgress] = {}
-        #: What OffsetFetch said is finished above the committed offsets of new partitions.
-        self._finished: dict[TopicPartition, FinishedOffsets] = {}
         self._ranges_max = RANGES_MAX
         self._commit_lock = asyncio.Lock()
         #: Set when a record is finished, which may make room for others.
@@ -205,28 +203,24 @@ class IndividualPartitions(WholePartitions):
         for partition in partitions:
             self._progress.pop(partition, None)
 
-    async def _find_start_offsets(self, new: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        offsets = await super()._find_start_offsets(new)
+    def _on_started(
+        self, offsets: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Any]
+    ) -> None:
         for partition, offset in offsets.items():
-            finished = self._finished.get(partition, EMPTY).iter_ranges()
+            part = committed.get(partition)
+            finished = EMPTY if part is None else parse_finished_above(part)
             self._progress[partition] = PartitionProgress(
-                offset, finished, committed=partition in self._finished
+                offset, finished.iter_ranges(), committed=part is not None
             )
-        return offsets
 
     async def _fetch_committed(
         self, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, Any]:
         link = await member_offsets.connect_to_coordinator(self.cluster, self._member)
         self._check_coordinator(link)
         group = await member_offsets.request_committed(
             link, self._member, partitions, key_ranges_wanted=True
         )
-        offsets: dict[TopicPartition, int] = {}
-        self._finished = {}
-        for partition, part in member_offsets.iterate_committed(group):
-            if part.committed_offset >= 0:
-                offsets[partition] = part.committed_offset
-                self._finished[partition] = parse_finished_above(part)
+        committed = member_offsets.find_committed(group)
         self._ranges_max = getattr(group, "ranges_max", 0) or RANGES_MAX
-        return offsets
+        return committed

@@ -86,6 +86,15 @@ def iterate_committed(group: Any) -> Iterator[tuple[TopicPartition, Any]]:
         yield partition, part
 
 
+def find_committed(group: Any) -> dict[TopicPartition, Any]:
+    """Return the partitions with a committed offset. Raises the first `KafkaError`."""
+    return {
+        partition: part
+        for partition, part in iterate_committed(group)
+        if part.committed_offset >= 0
+    }
+
+
 async def request_commit(
     link: Connection,
     member: OffsetsMember,

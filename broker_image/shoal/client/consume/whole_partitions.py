@@ -104,7 +104,7 @@ class WholePartitions:
         self._forget(leaving)
         new = sorted(target - set(self.next_offsets))
         if new:
-            self.next_offsets.update(await self._find_start_offsets(new))
+            await self._start(new)
         for listener in self._listeners if new and not self._member.lost else ():
             await listener.on_assigned(_as_ranges(new))
 
@@ -121,30 +121,35 @@ class WholePartitions:
             del self.next_offsets[partition]
             self.committed.pop(partition, None)
 
-    async def _find_start_offsets(self, new: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the committed offsets of new partitions, or else where they begin."""
-        offsets = await self.cluster.retry(partial(self._fetch_committed, new))
+    async def _start(self, new: Sequence[TopicPartition]) -> None:
+        """Read new partitions from their committed offsets, or else from where they begin."""
+        committed = await self.cluster.retry(partial(self._fetch_committed, new))
+        offsets = {partition: part.committed_offset for partition, part in committed.items()}
         self.committed.update(offsets)
         missing = [partition for partition in new if partition not in offsets]
         if missing:
             offsets |= await find_initial_offsets(
                 self.cluster, self._member.group, missing, self._reader.reset
             )
-        return offsets
+        self._on_started(offsets, committed)
+        self.next_offsets.update(offsets)
+
+    def _on_started(
+        self, offsets: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Any]
+    ) -> None:
+        """Hear where new partitions start, and what OffsetFetch says of those with a committed
+        offset."""
 
     async def _fetch_committed(
         self, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        """Return the committed offsets of partitions that have one. Raises `KafkaError`."""
+    ) -> dict[TopicPartition, Any]:
+        """Return what OffsetFetch says of partitions with a committed offset. Raises
+        `KafkaError`."""
         link = await member_offsets.connect_to_coordinator(self.cluster, self._member)
         group = await member_offsets.request_committed(
             link, self._member, partitions, key_ranges_wanted=False
         )
-        return {
-            partition: part.committed_offset
-            for partition, part in member_offsets.iterate_committed(group)
-            if part.committed_offset >= 0
-        }
+        return member_offsets.find_committed(group)
 
 
 def _as_ranges(partitions: Iterable[TopicPartition]) -> Ranges:

@@ -215,7 +215,7 @@ class OffsetManager:
                 ]
                 for p in partitions:
                     group_partition = GroupTopicPartition(group_id, name, p)
-                    records += self.ranges.build_tombstones(group_partition)
+                    records += self.ranges.pending.build_tombstones(group_partition)
             results = [{"partition_index": p, "error_code": error} for p in partitions]
             answers.append({"name": name, "partitions": results})
         response = {"error_code": ErrorCode.none, "topics": answers}
@@ -358,7 +358,7 @@ class OffsetManager:
         self._end_offset = origin.offset + 1
         if value is None:
             self._store.remove(group_partition)
-            self.ranges.on_offset_removed()
+            self.ranges.settle_soon()
             return
         if self._context.groups.get(group_partition.group_id) is None:
             self._context.groups.add(ClassicGroup(group_partition.group_id))

@@ -305,10 +305,6 @@ class RangeCommits:
 
     # Deletion.
 
-    def build_tombstones(self, group_partition: GroupTopicPartition) -> list[CoordinatorRecord]:
-        """Return what removes the key ranges of a partition from all transactions."""
-        return self.pending.build_tombstones(group_partition)
-
     def build_group_tombstones(self, group_id: str) -> list[CoordinatorRecord]:
         """Return what removes the key ranges of a group from all transactions."""
         group_partitions = dict.fromkeys(
@@ -366,10 +362,6 @@ class RangeCommits:
             size += sum(len(key) + len(value or b"") for key, value in records[before:])
         return CoordinatorResult(records)
 
-    def on_offset_removed(self) -> None:
-        """Settle what may have waited for a pending offset."""
-        self._settle_soon()
-
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Add the key ranges of a transaction to the offsets, or drop them, by its marker."""
         for group_partition, delta in self.pending.end(producer_id, committed):
@@ -378,10 +370,11 @@ class RangeCommits:
                 self._count_aborted(current, delta)
             elif (after := pending_ranges.add_delta(current, delta)) is not None:
                 self._store.put(group_partition, after)
-        self._settle_soon()
+        self.settle_soon()
         self.ordered.on_transaction_ended(producer_id)
 
-    def _settle_soon(self) -> None:
+    def settle_soon(self) -> None:
+        """Settle what transactions have committed and no pending offset holds up."""
         if any(self.pending.find_unsettled()):
             self._context.deadlines.set(_SETTLE, 0)
 
