@@ -15,11 +15,10 @@ appended.
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.log.appends import AppendOrigin, LogAppendInfo
-from shoal.log.deduplication import Deduplication, find_contents
+from shoal.log.deduplication import Deduplication
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.log.validation import ValidatedBatch
 from shoal.protocol.errors import ErrorCode
@@ -204,7 +203,7 @@ class Partition:
         self.sync_requested = sync_requested or _fail_without_disk
         self.alter_isr = alter_isr or _fail_without_controller
         self.broker_epoch_of = broker_epoch_of or _reject_broker
-        self.id_work_requested = id_work_requested or partial(_work_on_ids, now_ms)
+        self.id_work_requested = id_work_requested or _fail_without_id_work
         #: The ids of the log's records, while this replica leads and its topic has a window.
         self.deduplication: Deduplication | None = None
         #: The state of the followers, while this replica leads and has any.
@@ -673,27 +672,9 @@ def _reject_broker(_broker_id: int) -> int:
     return NOT_ELIGIBLE
 
 
-def _work_on_ids(now_ms: int, partition: Partition) -> None:
-    """Do all work of the deduplication at once. Raises `OSError` and `CorruptBatch`."""
-    deduplication = partition.deduplication
-    assert deduplication is not None
-    storage = partition.log.storage
-    while deduplication.failure is None:
-        if (work := deduplication.find_work(now_ms)) is not None:
-            while not work.is_done:
-                work.step()
-            deduplication.finish_work(work)
-        elif not deduplication.is_ready:
-            deduplication.note(find_contents(deduplication.read()))
-        else:
-            break
-    if deduplication.failure is not None:
-        storage.remove(deduplication.failure.path)
-        partition.deduplication = None
-    for path in deduplication.index.garbage:
-        storage.remove(path)
-    deduplication.index.garbage.clear()
-
-
 def _fail_without_disk(partition: Partition) -> None:
     raise AssertionError(f"{partition.topic}-{partition.index} has no disk to sync it")
+
+
+def _fail_without_id_work(partition: Partition) -> None:
+    raise AssertionError(f"{partition.topic}-{partition.index} has nobody to work on its ids")

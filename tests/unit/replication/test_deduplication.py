@@ -51,7 +51,22 @@ class Leader:
             leader_epoch=3,
             isr=(1,),
             replicas=(1,),
+            id_work_requested=self._work_on_ids,
         )
+
+    def _work_on_ids(self, partition: Partition) -> None:
+        """Do at once what a broker does in turns (`IdWork`)."""
+        deduplication = partition.deduplication
+        assert deduplication is not None
+        while deduplication.failure is None:
+            if (work := deduplication.find_work(self.now_ms)) is not None:
+                while not work.is_done:
+                    work.step()
+                deduplication.finish_work(work)
+            elif not deduplication.is_ready:
+                deduplication.note(find_contents(deduplication.read()))
+            else:
+                break
 
     def put(self, ids: Sequence[str | None], **options: Any) -> LogAppendInfo:
         """Append a batch of records with those ids."""
