@@ -58,7 +58,7 @@ def test_each_run_draws_another_seed_and_can_be_repeated(tmp_path: Path) -> None
 def draw_seed(seed: str = "") -> str:
     """Return the seed that another process draws, or its error."""
     done = subprocess.run(
-        [sys.executable, "-c", "import seeding; print(seeding.SEED)"],
+        [sys.executable, "-c", "from support.runs import seeding; print(seeding.SEED)"],
         env={**os.environ, "PYTHONPATH": str(TESTS), "SEED": seed},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
