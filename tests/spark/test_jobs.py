@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from shoal_spark.options import BOOTSTRAP
+from support.brokers.queues import read_records
 from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
@@ -71,18 +72,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
 def values(client: SyncClient, topic: str) -> list[bytes]:
     """Return all values in a topic."""
-    found = []
-    for index in range(len(client.run(client.cluster.get_topic(topic)).partitions)):
-        from shoal.client.admin.topics import OffsetSpec
-        from shoal.client.errors import expect
-        from shoal.client.net.cluster import TopicPartition
-
-        where = TopicPartition(topic, index)
-        end = expect(client.run(client.admin.topics.offsets({where: int(OffsetSpec.LATEST)})))
-        last = end[where].offset - 1
-        for chunk in client.fetch_range(topic, index, 0, last) if last >= 0 else ():
-            found += [record.value for record in chunk.records() if record.value is not None]
-    return found
+    records = client.run(read_records(client.client, topic))
+    return [record.value for record in records if record.value is not None]
 
 
 @pytest.mark.nightly

@@ -10,15 +10,23 @@ from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import COMMIT_ORDER_FEATURE
-from support.brokers.servers import ShoalProcess
 from support.brokers.wireclient import WireClient
 from support.runs.conditions import eventually
 from wire.test_individual_commit import begun, end
-from wire.test_key_range_groups import CONFIGS, HALF, RECORDS, TOPIC, Member, features, settled
+from wire.test_key_range_groups import (
+    HALF,
+    TOPIC,
+    Member,
+    features,
+    settled,
+    start_broker,
+)
 from wire.test_key_range_transactions import LOWER, UPPER, commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from support.brokers.servers import ShoalProcess
 
 WAITING = "shoal_group_coordinator_key_range_waiting_commits"
 REFUSED = "shoal_group_coordinator_key_range_refused_order_count_total"
@@ -27,10 +35,7 @@ _names = (f"ordered-{i}" for i in itertools.count())
 
 @pytest.fixture(scope="module")
 def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    process = ShoalProcess(tmp_path_factory.mktemp("order") / "data", configs=CONFIGS).start()
-    with WireClient(process.bootstrap) as client:
-        client.create_topic(TOPIC, 1, shoal_key_ranges_enable="true")
-        client.produce(TOPIC, *[b"v"] * RECORDS)
+    process = start_broker(tmp_path_factory.mktemp("order"))
     yield process
     process.kill9()
 

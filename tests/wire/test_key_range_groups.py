@@ -16,6 +16,7 @@ from support.runs.conditions import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 RECORDS = 100
 HALF = (KEY_HASH_MAX + 1) // 2
@@ -30,12 +31,18 @@ CONFIGS = {
 _names = (f"ranges-{i}" for i in itertools.count())
 
 
-@pytest.fixture(scope="module")
-def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    process = ShoalProcess(tmp_path_factory.mktemp("ranges") / "data", configs=CONFIGS).start()
+def start_broker(folder: Path) -> ShoalProcess:
+    """Start a broker with a topic that members share by key ranges, and its records."""
+    process = ShoalProcess(folder / "data", configs=CONFIGS).start()
     with WireClient(process.bootstrap) as client:
         client.create_topic(TOPIC, 1, shoal_key_ranges_enable="true")
         client.produce(TOPIC, *[b"v"] * RECORDS)
+    return process
+
+
+@pytest.fixture(scope="module")
+def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
+    process = start_broker(tmp_path_factory.mktemp("ranges"))
     yield process
     assert process.stop() == 0, "\n".join(process.log[-40:])
 

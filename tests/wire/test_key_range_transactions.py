@@ -13,23 +13,23 @@ from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import KEY_HASH_MAX
-from support.brokers.servers import ShoalProcess
 from support.brokers.wireclient import WireClient
 from support.runs.conditions import eventually
 from wire.test_individual_commit import begun, end
 from wire.test_key_range_groups import (
-    CONFIGS,
     HALF,
-    RECORDS,
     TOPIC,
     Member,
     committed,
     raw,
     settled,
+    start_broker,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from support.brokers.servers import ShoalProcess
 
 LOWER, UPPER = (0, HALF - 1), (HALF, KEY_HASH_MAX)
 OPEN = "shoal_group_coordinator_key_range_open_commits"
@@ -39,10 +39,7 @@ _names = (f"transactions-{i}" for i in itertools.count())
 
 @pytest.fixture(scope="module")
 def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    process = ShoalProcess(tmp_path_factory.mktemp("txn") / "data", configs=CONFIGS).start()
-    with WireClient(process.bootstrap) as client:
-        client.create_topic(TOPIC, 1, shoal_key_ranges_enable="true")
-        client.produce(TOPIC, *[b"v"] * RECORDS)
+    process = start_broker(tmp_path_factory.mktemp("txn"))
     yield process
     process.kill9()
 

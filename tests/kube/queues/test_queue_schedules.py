@@ -14,7 +14,7 @@ import pytest
 from kube.api_server import ApiServer, Crash, CrashPoint
 from kube.structural import errors
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
-from shoal.client.admin.topics import NewTopic, OffsetSpec
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError, expect
 from shoal.client.net.cluster import TopicPartition
@@ -27,6 +27,7 @@ from shoal_operator.local.definitions import load_definitions
 from shoal_operator.queues.queue_schedules import QueueScheduleReconciler
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import ChartSettings
+from support.brokers.queues import read_records
 from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
@@ -137,16 +138,7 @@ class World:
 
     async def read(self) -> list[Record]:
         async with Client(self.bootstrap) as client:
-            where = [TopicPartition(self.name, index) for index in range(2)]
-            latest = dict.fromkeys(where, int(OffsetSpec.LATEST))
-            ends = expect(await client.admin.topics.offsets(latest))
-            return [
-                record
-                for one in where
-                if ends[one].offset
-                for fetched in await client.fetch_range(*one, 0, ends[one].offset - 1)
-                for record in fetched.records()
-            ]
+            return await read_records(client, self.name)
 
     def records(self) -> list[Record]:
         return asyncio.run(self.read())

@@ -11,10 +11,9 @@ import pytest
 from kube.api_server import ApiServer, CrashPoint
 from kube.structural import errors
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
-from shoal.client.admin.topics import NewTopic, OffsetSpec
+from shoal.client.admin.topics import NewTopic
 from shoal.client.client import Client
 from shoal.client.errors import expect
-from shoal.client.net.cluster import TopicPartition
 from shoal.dead_letters.dead_letter_topics import TOPIC
 from shoal.dead_letters.records import ERRORS, NOTE
 from shoal.dead_letters.redrive import Redrive
@@ -23,6 +22,7 @@ from shoal_operator.kube.reconcile_loop import ReconcileLoop
 from shoal_operator.kube.store import Store
 from shoal_operator.queues import redrives as module
 from shoal_operator.queues.redrives import RedriveReconciler
+from support.brokers.queues import read_records
 from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
@@ -86,16 +86,7 @@ class World:
 
     async def redriven(self) -> list[Record]:
         async with Client(self.bootstrap) as client:
-            where = [TopicPartition(self.name, index) for index in range(2)]
-            latest = dict.fromkeys(where, int(OffsetSpec.LATEST))
-            ends = expect(await client.admin.topics.offsets(latest))
-            return [
-                record
-                for one in where
-                if ends[one].offset
-                for fetched in await client.fetch_range(*one, 0, ends[one].offset - 1)
-                for record in fetched.records()
-            ]
+            return await read_records(client, self.name)
 
     def add(self, **spec: Any) -> None:
         self.kube.add(_resource("Redrive", "r", {"cluster": "main", "topic": self.dlq, **spec}))

@@ -6,8 +6,9 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.admin.configs import ConfigChange, ConfigResource, ConfigResourceType
-from shoal.client.admin.topics import NewTopic
+from shoal.client.admin.topics import NewTopic, OffsetSpec
 from shoal.client.errors import KafkaError, expect
+from shoal.client.net.cluster import TopicPartition
 from shoal.protocol.errors import ErrorCode
 from support.runs.conditions import eventually
 
@@ -15,11 +16,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shoal.client.admin.share_groups import ShareOffset
-    from shoal.client.client import SyncClient
-    from shoal.client.net.cluster import TopicPartition
+    from shoal.client.client import Client, SyncClient
     from shoal.client.produce.producer import RecordMetadata
+    from shoal.record.records import Record
 
 Headers = tuple[tuple[str, bytes | None], ...]
+
+
+async def read_records(client: Client, topic: str) -> list[Record]:
+    """Return all records of a topic, partition by partition."""
+    indexes = range(len((await client.cluster.get_topic(topic)).partitions))
+    latest = {TopicPartition(topic, index): int(OffsetSpec.LATEST) for index in indexes}
+    ends = expect(await client.admin.topics.offsets(latest))
+    return [
+        record
+        for partition, end in ends.items()
+        if end.offset
+        for fetched in await client.fetch_range(*partition, 0, end.offset - 1)
+        for record in fetched.records()
+    ]
 
 
 class Queue:
