@@ -35,7 +35,7 @@ pytest.importorskip("obstore")
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test-id", "AWS_SECRET_ACCESS_KEY": "test-secret"}
 REGION = "us-east-1"
-REQUIREMENTS = "tests/compat/moto-requirements.txt"
+REQUIREMENTS = "tests/compat/requirements/moto.txt"
 
 
 def needed(program: str, remedy: str) -> str:

@@ -1,9 +1,9 @@
 """The console in front of a person: a browser on one of its pages, and how its screens must look.
 
-`console_boxes.json` has the place and the size of the main elements of each screen, in a wide and
-in a narrow window. `SHOAL_BOXES=write` records those of a test that passes otherwise: look at the
-pictures before you commit them. `SHOAL_SCREENSHOTS=FOLDER` writes a picture of each screen, light,
-dark and narrow.
+`compat/console/boxes.json` has the place and the size of the main elements of each screen, in a
+wide and in a narrow window. `SHOAL_BOXES=write` records those of a test that passes otherwise: look
+at the pictures before you commit them. `SHOAL_SCREENSHOTS=FOLDER` writes a picture of each screen,
+light, dark and narrow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCREENSHOTS = os.environ.get("SHOAL_SCREENSHOTS", "")
 WRITES = os.environ.get("SHOAL_BOXES", "") == "write"
-BOXES = Path(__file__).parents[2] / "compat" / "console_boxes.json"
+BOXES = Path(__file__).parents[2] / "compat" / "console" / "boxes.json"
 #: The widths of windows in CSS pixels: of a desk, and of a phone.
 WIDE, NARROW = 1280, 390
 #: How far an edge may be from its place, in pixels and as a part of the distance: releases of

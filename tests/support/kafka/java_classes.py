@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-SOURCES = Path(__file__).parents[2] / "compat"
-LIBRARY = SOURCES / "lib"
+COMPAT = Path(__file__).parents[2] / "compat"
+SOURCES, LIBRARY = COMPAT / "java", COMPAT / "lib"
 MADE = LIBRARY / "made"
 COMPILER = "com.sun.tools.javac.Main"
 #: The class of a Kafka server. It has an archive of its own.

@@ -1,6 +1,7 @@
 """Apache Kafka's Java clients in fault runs: one JVM, and the events of each client.
 
-`compat/FaultClients.java` is the other side. Each client has the shape of `fault_clients.Worker`.
+`compat/java/FaultClients.java` is the other side. Each client has the shape of
+`fault_clients.Worker`.
 A Java member does not report which broker delivered a record, nor when it sent the fetch. So lock
 overlap is left to the runs with other clients.
 """
@@ -20,7 +21,7 @@ from support.scenarios.histories import Acquire, Assigned, Commit, History, Poll
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SOURCE = Path(__file__).parents[2] / "compat" / "FaultClients.java"
+SOURCE = Path(__file__).parents[2] / "compat" / "java" / "FaultClients.java"
 SHARE_GROUP = "java-sharers"
 #: Records may wait in a member's memory for this long after an outage of their leader began.
 BUFFERED_S = 30.0

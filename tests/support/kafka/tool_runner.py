@@ -1,5 +1,5 @@
 """Kafka's command-line tools in one JVM for the whole test process: a call takes a tenth of the
-time of a JVM of its own. `compat/ToolRunner.java` is the other side."""
+time of a JVM of its own. `compat/java/ToolRunner.java` is the other side."""
 
 from __future__ import annotations
 

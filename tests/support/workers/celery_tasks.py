@@ -1,4 +1,4 @@
-"""The tasks of `compat/clients/test_celery.py`, whose worker is `celery -A` with this module."""
+"""The tasks of `compat/clients/celery/test_celery.py`. Their worker is `celery -A` this module."""
 
 from __future__ import annotations
 

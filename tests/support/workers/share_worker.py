@@ -7,7 +7,7 @@ arrived. `begin` and `end` enclose each commit; `end` has the error code of each
 none). With `hold`, the member keeps the records of its first poll. WORK_MS is the longest time that
 it works on one record. With RELEASED, that fraction of the records is released, the others are
 accepted, and empty polls are reported as `idle`. `Member` is the other side: it starts a worker and
-reads its events. With `java`, the worker is `compat/ShareWorker.java`.
+reads its events. With `java`, the worker is `compat/java/ShareWorker.java`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.workers import celery_containers
 
-REQUIREMENTS = Path(__file__).parents[1]
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 CONFTEST = """
 import pytest
 import pytest_docker_tools.wrappers.container
@@ -107,11 +107,11 @@ def test_celerys_own_smoke_tests(tmp_path: Path) -> None:
     assert shutil.which("redis-server"), "redis-server is missing: apt-get install redis-server"
     source, packages = tmp_path / "source", tmp_path / "packages"
     pins = ("--require-hashes", "--no-deps", "-r")
-    sdist = str(REQUIREMENTS / "celery-requirements.txt")
+    sdist = str(REQUIREMENTS / "celery.txt")
     words = ("download", "-q", "--no-binary", ":all:", *pins, sdist, "-d", str(tmp_path))
     downloaded = run("pip", *words, folder=tmp_path)
     assert downloaded.returncode == 0, downloaded.stdout
-    tests = str(REQUIREMENTS / "celery-tests-requirements.txt")
+    tests = str(REQUIREMENTS / "celery-tests.txt")
     installed = run("pip", "install", "-q", *pins, tests, "-t", str(packages), folder=tmp_path)
     assert installed.returncode == 0, installed.stdout
     (archive,) = tmp_path.glob("celery-*.tar.gz")

@@ -1,4 +1,4 @@
-// Applications of Kafka Streams in several shapes, for tests/compat/clients/test_streams_groups.py.
+// Applications of Kafka Streams in several shapes, for tests/compat/clients/java/test_streams_groups.py.
 //
 // Arguments: the shape, the prefix of its topics (PREFIX-left, PREFIX-right and PREFIX-out), and
 // settings of the application as name=value. Nothing is cached, so every update is written. For

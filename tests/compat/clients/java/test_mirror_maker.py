@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Two jars from Maven Central, and a JVM that takes half a minute to begin.
 pytestmark = [pytest.mark.java, pytest.mark.nightly, pytest.mark.timeout(900)]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 EXAMPLE = ROOT / "examples/mirror-maker.properties"
 #: How long MirrorMaker may take to start, and to copy a few records.
 COPIED_WITHIN_S = 300.0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from support.brokers.servers import ShoalProcess
 
 BROKER_CONFIG = {"group.share.min.record.lock.duration.ms": "1000"}
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3]
 SOON_S = 60.0
 
 

@@ -94,7 +94,7 @@ TESTS_COUNT = 46
 
 @pytest.mark.nightly
 def test_kombus_own_tests_of_transports(shared_broker: ShoalProcess, tmp_path: Path) -> None:
-    requirements = Path(__file__).parents[1] / "kombu-requirements.txt"
+    requirements = Path(__file__).parents[2] / "requirements" / "kombu.txt"
     words = ("--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", str(requirements))
     fetched = subprocess.run(
         (sys.executable, "-m", "pip", "download", "-q", *words, "-d", str(tmp_path)),

@@ -1,4 +1,4 @@
-// The word count of Kafka Streams, for tests/compat/clients/test_streams.py.
+// The word count of Kafka Streams, for tests/compat/clients/java/test_streams.py.
 //
 // Arguments: the input topic, the output topic, and settings of the application as name=value.
 // Every update of a count is written (nothing is cached), so the output of a word is 1, 2, 3, ...

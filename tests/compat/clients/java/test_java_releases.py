@@ -28,7 +28,7 @@ RELEASES = {
 }
 #: What the clients need beside their own jar.
 LIBRARIES = ("lz4-java", "snappy-java", "zstd-jni", "slf4j-api")
-DOWNLOADS = Path(__file__).parents[3] / "build" / "java-clients"
+DOWNLOADS = Path(__file__).parents[4] / "build" / "java-clients"
 TIMEOUT_S = 120
 
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from compat.clients.test_streams_groups import CONFIGS, PARTITIONS, Instance, create, read, write
+from compat.clients.java.test_streams_groups import (
+    CONFIGS,
+    PARTITIONS,
+    Instance,
+    create,
+    read,
+    write,
+)
 from shoal.protocol.api import ApiKey
 from support.brokers.wireclient import WireClient
 from support.runs.conditions import eventually

@@ -1,4 +1,4 @@
-// What applications do with Kafka's Java clients, for tests/compat/clients/test_java_releases.py: it is compiled once,
+// What applications do with Kafka's Java clients, for tests/compat/clients/java/test_java_releases.py: it is compiled once,
 // and runs with clients from 3.3 on, so it uses nothing that came later. Argument: bootstrap servers.
 // Each line of standard output says what a step has seen.
 
