@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,73 +13,37 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from shoal.coordinator.contract import RecordOrigin
+from logged_groups import GROUP, LoggedGroups, build_image
 from shoal.coordinator.group.consumer.membership import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupManager,
 )
-from shoal.coordinator.group.groups import ShardContext
-from shoal.coordinator.group.records import decode
-from shoal.coordinator.group.settings import GroupSettings
-from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode
 from support.runs.example_counts import scale_examples
 
-GROUP = "g"
 NAMES = ["apples", "berries", "cherries"]
 REBALANCE_TIMEOUT_MS = 60_000
 
 
 def image_of(counts):
     """Return metadata with these topics: name -> partition count."""
-    partition = PartitionImage((0,), (0,), 0, 0, 0)
-    topics = {
-        name: TopicImage(name, UUID(int=NAMES.index(name) + 1), (partition,) * count)
-        for name, count in counts.items()
-    }
-    by_id = {t.topic_id: t for t in topics.values()}
-    return MetadataImage(offset=sum(counts.values()), topics=topics, topics_by_id=by_id)
+    ids = {name: index + 1 for index, name in enumerate(NAMES)}
+    return build_image(counts, ids, offset=sum(counts.values()))
 
 
-class Broker:
-    """One shard's consumer groups over a log of records."""
+class Broker(LoggedGroups):
+    """One shard's consumer groups."""
 
-    def __init__(self, image):
-        self.log = []
-        self.image = image
-        self.load(0)
-
-    def load(self, now_ms):
-        self.context = ShardContext(GroupSettings(), image=self.image)
-        self.groups = ConsumerGroupManager(self.context)
-        for record in self.log:
-            self.replay(record)
-        self.groups.on_loaded(now_ms)
-
-    def replay(self, record):
-        decoded = decode(record)
-        assert decoded is not None
-        replay = self.groups.replays[decoded.type]
-        replay(decoded.key, decoded.value, RecordOrigin(0, 0))
+    manager = ConsumerGroupManager
 
     def run(self, result):
-        for record in result.records:
-            self.log.append(record)
-            self.replay(record)
+        super().run(result)
         return [reply.response for reply in result.replies]
 
     def heartbeat(self, now_ms, **fields):
         request = ConsumerGroupHeartbeatRequest(GROUP, **fields)
         (response,) = self.run(self.groups.heartbeat(request, now_ms, "token"))
         return response
-
-    def tick(self, now_ms):
-        while (key := self.context.deadlines.pop_due(now_ms)) is not None:
-            self.run(self.groups.on_deadline(key, now_ms))
-
-    @property
-    def group(self):
-        return self.context.groups.get(GROUP)
 
 
 class Client:

@@ -13,61 +13,34 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from shoal.coordinator.contract import RecordOrigin
-from shoal.coordinator.group.groups import ShardContext
-from shoal.coordinator.group.records import decode
-from shoal.coordinator.group.settings import GroupSettings
+from logged_groups import GROUP, LoggedGroups, build_image
 from shoal.coordinator.group.share.membership import (
     ShareGroupHeartbeatRequest,
     ShareGroupManager,
     ShareStateInitialization,
 )
-from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode
 from support.runs.example_counts import scale_examples
 
-GROUP = "g"
 NAMES = ["apples", "berries"]
 TAKEOVER_MS = 1_000
 
 
-def image_of(counts, ids):
-    """Return metadata with these topics: name -> partition count."""
-    partition = PartitionImage((0,), (0,), 0, 0, 0)
-    topics = {
-        name: TopicImage(name, UUID(int=ids[name]), (partition,) * count)
-        for name, count in counts.items()
-    }
-    by_id = {t.topic_id: t for t in topics.values()}
-    return MetadataImage(topics=topics, topics_by_id=by_id)
+class Broker(LoggedGroups):
+    """One shard's share groups, and a share coordinator that may fail."""
 
-
-class Broker:
-    """One shard's share groups over a log of records, and a share coordinator that may fail."""
+    manager = ShareGroupManager
 
     def __init__(self, image):
-        self.log, self.image = [], image
         self.works = True
-        self.load(0)
+        super().__init__(image)
 
     def load(self, now_ms):
-        self.context = ShardContext(GroupSettings(), image=self.image)
-        self.groups = ShareGroupManager(self.context)
         self.asked, self.replies = [], {}
-        for record in self.log:
-            self.replay(record)
-        self.groups.on_loaded(now_ms)
-
-    def replay(self, record):
-        decoded = decode(record)
-        assert decoded is not None
-        replay = self.groups.replays[decoded.type]
-        replay(decoded.key, decoded.value, RecordOrigin(0, 0))
+        super().load(now_ms)
 
     def run(self, result):
-        for record in result.records:
-            self.log.append(record)
-            self.replay(record)
+        super().run(result)
         self.asked += (e for e in result.effects if isinstance(e, ShareStateInitialization))
         for token, response in result.replies:
             assert self.replies.setdefault(token, response) is response, "answered twice"
@@ -80,14 +53,6 @@ class Broker:
                 self.groups.on_initialized if self.works else self.groups.on_initialization_failed
             )
             self.run(decide(effect.group_id, effect.partitions, now_ms))
-
-    def tick(self, now_ms):
-        while (key := self.context.deadlines.pop_due(now_ms)) is not None:
-            self.run(self.groups.on_deadline(key, now_ms))
-
-    @property
-    def group(self):
-        return self.context.groups.get(GROUP)
 
 
 class Client:
@@ -108,7 +73,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
     def start(self):
         self.now_ms = 1_000_000
         self.counts, self.ids = {"apples": 2}, {"apples": 1, "berries": 2}
-        self.broker = Broker(image_of(self.counts, self.ids))
+        self.broker = Broker(build_image(self.counts, self.ids))
         self.clients = []
         self.made = 0
 
@@ -256,7 +221,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
             deleted = [(name, UUID(int=self.ids[name]))]
             del self.counts[name]
             self.ids[name] += 10
-        self.broker.image = self.broker.context.image = image_of(self.counts, self.ids)
+        self.broker.image = self.broker.context.image = build_image(self.counts, self.ids)
         self.broker.run(self.broker.groups.on_metadata_changed(deleted, self.now_ms))
 
     @rule(works=st.booleans())

@@ -277,12 +277,7 @@ class Groups:
             version = link.choose_version(ApiKey.OFFSET_COMMIT, 9)
             body = make_commit_body(group_id, "", -1, committed_offsets)
             answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
-            return {
-                partition: message_fields.parse_error(
-                    part, f"offset of {partition} in group {group_id!r}"
-                )
-                for partition, part in message_fields.iterate_partitions(answer.topics)
-            }
+            return _parse_offset_errors(answer.topics, group_id)
 
         return await self._retry_moved(group_id, attempt)
 
@@ -304,12 +299,7 @@ class Groups:
             if answer.error_code:
                 error = KafkaError(answer.error_code, _format_unknown(group_id))
                 return dict.fromkeys(selected, error)
-            return {
-                partition: message_fields.parse_error(
-                    part, f"offset of {partition} in group {group_id!r}"
-                )
-                for partition, part in message_fields.iterate_partitions(answer.topics)
-            }
+            return _parse_offset_errors(answer.topics, group_id)
 
         return await self._retry_moved(group_id, attempt)
 
@@ -590,3 +580,13 @@ def parse_classic_assignment(data: bytes) -> tuple[TopicPartition, ...]:
     except (struct.error, UnicodeDecodeError):
         return ()
     return tuple(sorted(partitions))
+
+
+def _parse_offset_errors(
+    topics: Iterable[Any], group_id: str
+) -> dict[TopicPartition, KafkaError | None]:
+    """Return what an answer says of each partition's offset."""
+    return {
+        partition: message_fields.parse_error(part, f"offset of {partition} in group {group_id!r}")
+        for partition, part in message_fields.iterate_partitions(topics)
+    }
