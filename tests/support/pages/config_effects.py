@@ -346,7 +346,7 @@ compat/own_client/test_background_work.py
 test_limits_on_connections max.connections
 test_retention_by_size_and_time log.retention.check.interval.ms
 
-compat/clients/test_admin_confluent.py
+compat/clients/python/test_admin_confluent.py
 test_deletion_can_be_forbidden delete.topic.enable
 
 compat/cli/test_server_command.py
@@ -511,7 +511,7 @@ test_a_group_starts_at_the_end_by_default share.auto.offset.reset
 test_a_record_is_delivered_no_more_often_than_the_limit share.delivery.count.limit
 test_no_more_records_are_in_flight_than_the_cap share.partition.max.record.locks
 
-compat/clients/test_transactions_java.py
+compat/clients/java/test_transactions_java.py
 test_a_share_group_over_transactions share.isolation.level
 
 compat/oracles/test_share_protocol.py
