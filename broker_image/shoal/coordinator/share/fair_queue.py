@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -121,6 +120,23 @@ class Tenant:
         if use is not None:
             use.wanted.pop(id(self), None)
         return [0] * len(times_ms)
+
+
+class _Waiter:
+    """A tenant of a queue that waits behind a limit."""
+
+    __slots__ = ("_queue", "_tenant")
+
+    def __init__(self, queue: FairQueue, tenant: Tenant) -> None:
+        self._queue = queue
+        self._tenant = tenant
+
+    @property
+    def records(self) -> int:
+        return len(self._tenant.entries)
+
+    def go_on(self) -> None:
+        self._queue.go_on(self._tenant)
 
 
 class FairQueue(AvailableQueue):
@@ -335,16 +351,17 @@ class FairQueue(AvailableQueue):
         if not free_ms:
             return False
         tenant.stamp = 0
-        if free_ms == NO_TIME:
-            use.waiting[id(tenant)] = partial(self._go_on, tenant)
-        elif not tenant.parked_ms or free_ms < tenant.parked_ms:
+        use.note_waiting(id(tenant), _Waiter(self, tenant), free_ms, self._now_ms)
+        self._ledger.note_waiting(tenant.name)
+        if free_ms != NO_TIME and (not tenant.parked_ms or free_ms < tenant.parked_ms):
             tenant.parked_ms = free_ms
             self._stamps += 1
             heapq.heappush(self._parked, (free_ms, self._stamps, tenant))
         return True
 
-    def _go_on(self, tenant: Tenant) -> None:
-        """Another record of the tenant came back, perhaps in another share partition."""
+    def go_on(self, tenant: Tenant) -> None:
+        """Offer a tenant's records again: one came back, perhaps in another share partition, or
+        another broker has lent some of its part."""
         if tenant.entries:
             self._offer(tenant)
             self.wake()
