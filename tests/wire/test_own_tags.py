@@ -73,6 +73,32 @@ def test_unknown_tags_are_ignored() -> None:
     assert row.start_offset == 4
 
 
+def test_a_request_for_loans_has_no_partitions_for_other_readers() -> None:
+    """So a broker without the field answers nothing, which is to lend nothing."""
+    summary = ApiKey.READ_SHARE_GROUP_STATE_SUMMARY
+    wish = {"name": b"acme", "held": 2, "wanted": 3, "rate_wanted": True}
+    wishes = {
+        "topic_id": UUID(int=7),
+        "broker_id": 1,
+        "broker_epoch": 5,
+        "sequence": 9,
+        "tenants": [wish],
+    }
+    data = codec.write_request(summary, 1, {"group_id": "g", "topics": [], "tenant_wishes": wishes})
+    body = codec.read_request(summary, 1, memoryview(bytes(data)))
+    assert {name: getattr(body.tenant_wishes.tenants[0], name) for name in wish} == wish
+    assert (body.tenant_wishes.broker_epoch, body.tenant_wishes.sequence) == (5, 9)
+    at = bytes(data).index(b"\xe8\x07")
+    data[at : at + 2] = b"\xe9\x07"
+    body = codec.read_request(summary, 1, memoryview(bytes(data)))
+    assert not body.topics
+    assert getattr(body, "tenant_wishes", None) is None
+    loan = {"name": b"acme", "lent": 2, "kept": 1, "per_second": 2.5}
+    answer = codec.write_response(summary, 1, {"results": [], "tenant_loans": [loan]})
+    (found,) = codec.read_response(summary, 1, memoryview(bytes(answer))).tenant_loans
+    assert {name: getattr(found, name) for name in loan} == loan
+
+
 def test_a_forwarded_request_has_an_id() -> None:
     fields = {"request_data": b"r", "request_principal": None, "client_host_address": b"1234"}
     data = codec.write_request(ApiKey.ENVELOPE, 0, fields | {"request_id": b"i" * 16})

@@ -152,6 +152,39 @@ _IN_FLIGHT = Struct(
         Field("failure", "string", tag=1000, default=""),
     ),
 )
+#: What a broker has of another's part of tenants' limits, and what it wants
+#: (`coordinator.share.tenant_loans`).
+_WISH = Struct(
+    "TenantWish",
+    True,
+    (
+        Field("name", "bytes", default=b""),
+        Field("held", "int32", default=0),
+        Field("wanted", "int32", default=0),
+        Field("rate_wanted", "bool", default=False),
+    ),
+)
+_WISHES = Struct(
+    "TenantWishes",
+    True,
+    (
+        Field("topic_id", "uuid"),
+        Field("broker_id", "int32", default=-1),
+        Field("broker_epoch", "int64", default=-1),
+        Field("sequence", "int64", default=-1),
+        Field("tenants", _WISH, array=True, default=[]),
+    ),
+)
+_LOAN = Struct(
+    "TenantLoan",
+    True,
+    (
+        Field("name", "bytes", default=b""),
+        Field("lent", "int32", default=0),
+        Field("kept", "int32", default=0),
+        Field("per_second", "float64", default=0.0),
+    ),
+)
 #: The fields, by API and struct.
 OWN_FIELDS: dict[tuple[int, str], tuple[Field, ...]] = {
     (1, "FetchPartition"): (
@@ -202,6 +235,13 @@ OWN_FIELDS: dict[tuple[int, str], tuple[Field, ...]] = {
         Field("undelivered", "bool", tag=UNDELIVERED_TAG, default=False),
     ),
     (87, "PartitionResult"): _DELAYS,  # ReadShareGroupStateSummary response
+    # What a leader asks another one to lend. A broker without the field lends nothing.
+    (87, "ReadShareGroupStateSummaryRequest"): (
+        Field("tenant_wishes", _WISHES, nullable=True, tag=1000, default=None),
+    ),
+    (87, "ReadShareGroupStateSummaryResponse"): (
+        Field("tenant_loans", _LOAN, array=True, tag=1000, default=[]),
+    ),
     # The offset in each partition from which the records in flight are listed.
     (90, "DescribeShareGroupOffsetsRequestTopic"): (
         Field("in_flight_from", "int64", array=True, tag=1000, default=[]),

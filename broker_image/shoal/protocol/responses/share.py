@@ -170,8 +170,16 @@ class ReadShareGroupStateSummaryReadStateSummaryResult(TypedDict, total=False):
     partitions: Sequence[ReadShareGroupStateSummaryPartitionResult]
 
 
+class ReadShareGroupStateSummaryTenantLoan(TypedDict, total=False):
+    name: bytes
+    lent: int
+    kept: int
+    per_second: float
+
+
 class ReadShareGroupStateSummaryResponse(TypedDict, total=False):
     results: Sequence[ReadShareGroupStateSummaryReadStateSummaryResult]
+    tenant_loans: Sequence[ReadShareGroupStateSummaryTenantLoan]
 
 
 class DescribeShareGroupOffsetsHeldOffsets(TypedDict, total=False):

@@ -8,6 +8,7 @@ from shoal.coordinator.share import compiled
 from shoal.coordinator.share.backoff import RedeliveryBackoff
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.tenant_limits import TenantLedger
+from shoal.coordinator.share.tenant_loans import TenantLoans
 from shoal.coordinator.share.tenants import TenantPolicy
 from shoal.metadata.config_keys import parse_by_tenant
 
@@ -37,6 +38,8 @@ class ShareGroupSettings:
         self._logged_loops = False
         #: By group and topic.
         self._ledgers: dict[tuple[str, UUID], TenantLedger] = {}
+        #: What brokers lend each other of them.
+        self.loans: dict[tuple[str, UUID], TenantLoans] = {}
         self._led: dict[UUID, tuple[int, int]] = {}
 
     def subscribe(self, subscriber: Callable[[str, ShareSettings], None]) -> None:
@@ -49,7 +52,7 @@ class ShareGroupSettings:
         if image is not self._image:
             self._settings, self._image, self._led = {}, image, {}
             if self._ledgers:
-                self._ledgers = {key: x for key, x in self._ledgers.items() if x.queues}
+                self._drop_ledgers()
         settings = self._settings.get(group_id)
         if settings is None:
             settings = self._settings[group_id] = _build_settings(image, group_id)
@@ -59,12 +62,20 @@ class ShareGroupSettings:
                 subscriber(group_id, settings)
         return settings
 
+    def _drop_ledgers(self) -> None:
+        """Forget ledgers of which no queue and no other broker has anything."""
+        topics = self._cache.image.topics_by_id
+        for key, ledger in list(self._ledgers.items()):
+            if not ledger.queues and not (self.loans[key].is_active and key[1] in topics):
+                del self._ledgers[key], self.loans[key]
+
     def get_tenant_ledger(self, key: ShareKey, settings: ShareSettings) -> TenantLedger:
         """Return what the group's tenants use in the share partitions of a topic that this broker
         leads, with its part of the limits in force."""
         ledger = self._ledgers.get((key.group_id, key.topic_id))
         if ledger is None:
             ledger = self._ledgers[key.group_id, key.topic_id] = TenantLedger()
+            self.loans[key.group_id, key.topic_id] = TenantLoans(ledger)
         led = self._led.get(key.topic_id)
         if led is None:
             topic = self._cache.image.topics_by_id.get(key.topic_id)

@@ -39,6 +39,7 @@ from shoal.server.share.persister import Persister
 from shoal.server.share.redrives import Redrives
 from shoal.server.share.state_coordinator import ListenerCount, StateCoordinator
 from shoal.server.share.state_write import Failure
+from shoal.server.share.tenant_loans import LoanService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -107,13 +108,13 @@ class ShareService:
         self._to_load: deque[ShareLeader] = deque()
         self._loads = 0
         self._init_meters()
-
         self.state_coordinator = StateCoordinator(
             node, cache, partitions, replicas, create_topic, metrics, listeners
         )
         self.persister = Persister(node, cache, peers, self.state_coordinator)
         self.sessions = MemberSessions(node, purgatory, self.list_loaded)
         self.group_settings = ShareGroupSettings(node, cache)
+        self.loans = LoanService(node, cache, partitions, replicas, self.group_settings, peers)
         self.idle_scanner = IdleScanner(node, self.group_settings, self)
         self.dlq_rate_limit = DlqRateLimit(node, self.group_settings, self._wake_group)
         self.admin = ShareAdmin(node, groups, purgatory, self.persister, self)
@@ -163,8 +164,9 @@ class ShareService:
         self.reason_budget = ReasonBudget()
 
     def start(self) -> None:
-        """Begin to drop idle share partitions."""
+        """Begin to drop idle share partitions, and to borrow for tenants."""
         self._node.timers.call_every(IDLE_CHECK_MS, self._drop_idle)
+        self.loans.start()
 
     # Ports of the leaders.
 

@@ -1,4 +1,8 @@
-"""ReadShareGroupStateSummary: where share partitions start and their lag (KIP-932, KIP-1226)."""
+"""ReadShareGroupStateSummary: where share partitions start and their lag (KIP-932, KIP-1226).
+
+Another leader of a topic asks by a field of ours what this one lends it of tenants' limits. Such a
+request names no partitions.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 def handle(
     broker: Broker, request: Request
 ) -> BodyOrFuture[responses.ReadShareGroupStateSummaryResponse]:
+    if getattr(request.body, "tenant_wishes", None) is not None:
+        return {"results": [], "tenant_loans": broker.share.loans.lend(request.body)}
+
     def decide(
         shard: ShareStateShard, _now_ms: int, key: ShareKey, _entry: Any
     ) -> tuple[_Result, CoordinatorResult]:
