@@ -95,6 +95,7 @@ LABELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"shoal_share_partition_|kafka_server_SharePartitionMetrics_", _PARTITION),
     (r"shoal_share_group_held", ("group", "why")),
     (r"shoal_share_group_tenant_records", ("group", "tenant", "state")),
+    (r"shoal_share_group_limit_loans", ("group", "state")),
     (r"shoal_share_group_dead_letter_failures_total", ("group", "reason")),
     (r"shoal_share_group_", ("group",)),
     (r"kafka_server_ShareGroupMetrics_RecordAcknowledgements", ("ackType",)),

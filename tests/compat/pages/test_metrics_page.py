@@ -57,6 +57,7 @@ WITHOUT_SAMPLE = {
     "a client that is throttled": r"kafka_server_\w+_throttle_time_total",
     "a client with a quota, in the last seconds": r"kafka_server_\w+_(byte_rate|request_time)$",
     "a broker with tiered storage": r"kafka_server_BrokerTopicMetrics_(Build)?Remote|shoal_remote_",
+    "several brokers": r"shoal_share_group_limit_loans",
     "a redrive": r"shoal_share_group_redriven_total",
 }
 

@@ -84,6 +84,12 @@ def register(metrics: MetricRegistry, service: ShareServicePort) -> None:
         lambda: count_tenants(service),
     )
     add(
+        "shoal_share_group_limit_loans",
+        "gauge",
+        "Records of tenants' limits that this broker has lent to others, or borrowed, by state.",
+        lambda: count_loans(service),
+    )
+    add(
         "shoal_share_group_held",
         "gauge",
         "Share partitions of a group whose delivery is held, fully or in part, by reason.",
@@ -351,6 +357,15 @@ def count_tenants(service: ShareServicePort) -> Samples:
             for state, counts in (("in-flight", held), ("available", available)):
                 samples.append((label(group=group_id, tenant=name, state=state), counts[name]))
     return samples
+
+
+def count_loans(service: ShareServicePort) -> Samples:
+    """Return by group and state the records of tenants' limits that brokers lend each other."""
+    return [
+        (label(group=group_id, state=state), records)
+        for group_id, loans in service.loans.count_records().items()
+        for state, records in zip(("lent", "borrowed"), loans, strict=True)
+    ]
 
 
 def compute_lags(service: LagServicePort) -> Samples:

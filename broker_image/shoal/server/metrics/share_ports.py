@@ -81,6 +81,13 @@ class DeadLetterRates(Protocol):
     def list_groups(self) -> list[str]: ...
 
 
+class LoansPort(Protocol):
+    """What brokers lend each other of tenants' limits."""
+
+    def count_records(self) -> Mapping[str, tuple[int, int]]:
+        """By group: the records that this broker has lent and borrowed, if there are any."""
+
+
 class ShareServicePort(Protocol):
     """The share partitions led by this broker, and the share sessions of its clients."""
 
@@ -103,6 +110,8 @@ class ShareServicePort(Protocol):
     def dead_letters(self) -> DeadLetterCounts: ...
     @property
     def dlq_rate_limit(self) -> DeadLetterRates: ...
+    @property
+    def loans(self) -> LoansPort: ...
     def now_ms(self) -> int: ...
     def get_settings(self, group_id: str) -> ShareSettings: ...
     def iterate_unloaded(self) -> Iterable[tuple[str, Partition, int]]:
