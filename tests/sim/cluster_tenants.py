@@ -3,11 +3,11 @@ a rate, and quiet ones with a single record each. In half of the runs tenants ha
 
 The rules of docs/queues.md:
 
-* `tenant-limit`: members hold more records of a tenant than the broker's part of
-  `share.tenant.max.in.flight`, in all share partitions of the topic that it leads. When the part
-  gets smaller, a tenant may keep what it has.
+* `tenant-limit`: members hold more records of a tenant than `share.tenant.max.in.flight`, in all
+  share partitions of the topic, while no leaders changed for some seconds; or those of one broker
+  are more than that at any time.
 * `tenant-rate`: in some interval a tenant got more records than its rate, and a burst for the
-  interval and for each change of leaders about then.
+  interval and for each change of leaders about then, which a rate that was lent may outlast.
 * `tenant-starved`: while the record of a quiet tenant waited, its leader delivered more than
   `PASSED_MAX` records of those with a backlog.
 """
@@ -23,6 +23,7 @@ from shoal.client.admin.topics import NewTopic
 from shoal.client.errors import KafkaError, expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.coordinator.share.states import ACQUIRED
+from shoal.coordinator.share.tenant_loans import LEASE_MS
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import read_records
 from shoal.server.share.leader import LeaderPhase
@@ -49,6 +50,8 @@ PASSED_MAX = 20
 _BACKLOG = 150
 #: How long a former leader may go on, as long as a broker's session.
 _LATE_S = 3.0
+#: How long a former leader may count what members held: a session, and a lock.
+_HELD_LATE_S = 6.0
 _CONFIGS = {
     "share.auto.offset.reset": "earliest",
     "share.delivery.count.limit": str(DELIVERY_COUNT_LIMIT),
@@ -75,8 +78,8 @@ class TenantsHistory:
         #: The tenants of committed records, and when their producer got the answer.
         self.tenant_of: dict[Record, bytes] = {}
         self.stored_s: dict[Record, float] = {}
-        #: By broker: its part at the last look, and what members held.
-        self._held: dict[Broker, tuple[int, Counter[bytes]]] = {}
+        #: By broker: the partitions that it led at the last look.
+        self._led: dict[Broker, int] = {}
         #: When the parts of brokers changed. A new one has a full bucket.
         self._changes_s: list[float] = []
         #: Whether a clock was wrong at some time.
@@ -95,26 +98,30 @@ class TenantsHistory:
     # On the brokers
 
     def look(self) -> None:
-        """Check what members hold by each broker. Raises `Violation`."""
+        """Check what members hold by brokers. Raises `Violation`."""
         machines = self.load.cluster.brokers.values()
         self._is_astray |= any(machine.clock_offset_s != 0 for machine in machines)
+        total: Counter[bytes] = Counter()
         for machine, broker in self.load.cluster.running():
             topic = broker.image.topics.get(TOPIC)
             if topic is None:
                 continue
             led = sum(partition.leader == machine.id for partition in topic.partitions)
-            last_led, last_held = self._held.get(broker, (0, Counter()))
-            if led != last_led:
+            if led != self._led.get(broker, 0):
                 self._changes_s.append(self.load.now)
+                self._led[broker] = led
             held = self._count_held(broker)
-            self._held[broker] = led, held
-            if self.limited and led:
-                for name, count in held.items():
-                    part = max(_find_part(name, led), _find_part(name, last_led))
-                    if count > max(part, last_held[name]):
-                        raise Violation(
-                            "tenant-limit", f"{machine.name} leads {led}: {count} of {name!r}"
-                        )
+            total += held
+            if led:
+                self._check_held(held, machine.name)
+        since_s = self.load.now - _HELD_LATE_S
+        if not self._is_astray and not any(at >= since_s for at in self._changes_s[-1:]):
+            self._check_held(total, "all brokers")
+
+    def _check_held(self, held: Counter[bytes], who: str) -> None:
+        for name, count in held.items():
+            if self.limited and count > (LIMIT_OF_A if name == NOISY[0] else LIMIT):
+                raise Violation("tenant-limit", f"{count} of {name!r} by {who}")
 
     def _count_held(self, broker: Broker) -> Counter[bytes]:
         held: Counter[bytes] = Counter()
@@ -157,6 +164,7 @@ class TenantsHistory:
                 first_s, last_s = begin_s - _LATE_S, answered_s + _LATE_S
                 changes = sum(first_s <= at <= last_s for at in self._changes_s)
                 may = BURST * (1 + changes) + RATE * (answered_s - begin_s + TICK_S)
+                may += changes * RATE * LEASE_MS / 1000
                 if count > may:
                     raise Violation(
                         "tenant-rate", f"{count} from {begin_s} to {answered_s}, at most {may:.1f}"
@@ -177,12 +185,6 @@ class TenantsHistory:
         self.share.counts["quiet"] += 1
         if passed > PASSED_MAX:
             raise Violation("tenant-starved", f"{passed} passed {record}, stored at {since_s}")
-
-
-def _find_part(name: bytes, led: int) -> int:
-    """Return what members may hold of a tenant by a broker that leads so many partitions."""
-    limit = LIMIT_OF_A if name == NOISY[0] else LIMIT
-    return max(1, limit * led // PARTITIONS)
 
 
 async def prepare(load: Workload, client: Client, _name: str) -> None:

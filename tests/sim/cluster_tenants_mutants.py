@@ -45,7 +45,8 @@ def exceeds_a_tenants_limit_by_one(patch: pytest.MonkeyPatch) -> None:
 
     def configure(self: TenantUse, *arguments: Any) -> None:
         real(self, *arguments)
-        self.max_in_flight += 1 if self.max_in_flight else 0
+        self.limit, self.part = self.limit + 1, self.part + 1
+        self._apply_loans()
 
     patch.setattr(TenantUse, "configure", configure)
 
@@ -56,7 +57,8 @@ def fills_buckets_twice_as_fast(patch: pytest.MonkeyPatch) -> None:
 
     def configure(self: TenantUse, *arguments: Any) -> None:
         real(self, *arguments)
-        self._per_ms *= 2
+        self.part_per_ms *= 2
+        self._apply_loans()
 
     patch.setattr(TenantUse, "configure", configure)
 
