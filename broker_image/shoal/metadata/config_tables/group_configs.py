@@ -106,13 +106,14 @@ share.fairness.lookahead.records int 100000 1000..1000000
     tenants. Beyond them, fairness is limited. Each takes up to 200 bytes.
 share.tenant.max.in.flight int 0 0..
     Maximum number of records of one tenant that members hold, in all partitions of a topic. 0 means
-    no limit. Needs share.fairness.by. Each broker enforces the part that its partitions have, and
-    one record at least.
+    no limit. Needs share.fairness.by. Each broker has the part that its partitions have, one record
+    at least, and what other brokers lend it of theirs.
 share.tenant.max.in.flight.overrides list "" @tenant-limits
     Maximum number of records in flight of named tenants, as tenant:number. 0 means no limit.
 share.tenant.max.per.second double 0 0..
     Maximum number of deliveries to one tenant per second, in all partitions of a topic. 0 means no
-    limit. Needs share.fairness.by. Each broker enforces the part that its partitions have.
+    limit. Needs share.fairness.by. Each broker has the part that its partitions have, and what
+    other brokers lend it of theirs.
 share.tenant.max.per.second.overrides list "" @tenant-limits
     Maximum number of deliveries per second of named tenants, as tenant:number. 0 means no limit.
 share.tenant.max.per.second.burst int 0 0..
