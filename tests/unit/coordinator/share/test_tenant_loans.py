@@ -287,6 +287,19 @@ def test_a_lender_forgets_who_does_not_wait_any_more() -> None:
     assert not cluster.machines[1].loans.lending.is_active
 
 
+def test_records_that_are_about_to_be_delivered_are_not_lent_away() -> None:
+    """Members have finished all, and their next fetch is to come."""
+    cluster = make_cluster([1, 1], max_in_flight=8)
+    cluster.add(0, 20)
+    cluster.add(1, 20)
+    lender = cluster.machines[1].ledger.uses[NAME]
+    for _ in range(4):
+        lender.give_back()
+    assert not lender.waiting
+    [(_, request)] = cluster.collect(0)
+    assert [loan.lent for loan in cluster.serve(0, request)] == [0]
+
+
 def test_more_waiting_tenants_than_a_request_names_take_turns() -> None:
     cluster = make_cluster([1, 1], max_in_flight=2)
     names = [b"tenant-%d" % number for number in range(2 * TENANTS_MAX + 50)]
