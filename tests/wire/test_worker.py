@@ -410,6 +410,37 @@ def test_a_worker_that_stops_returns_its_records_undelivered(
     asyncio.run(scenario())
 
 
+def test_a_worker_that_stops_runs_nothing_that_arrives_later(shared_broker: ShoalProcess) -> None:
+    """Its last request may be under way, and bring records, for up to half a second."""
+
+    async def scenario() -> None:
+        async with bench(shared_broker) as b:
+            topic = await b.make_topic()
+            first, second = Worker(b.group), Worker(b.group)
+            values: list[str] = []
+            counts: list[tuple[str, int]] = []
+
+            @first.handler(topic)
+            async def note(text: str) -> None:
+                values.append(text)
+
+            @second.handler(topic)
+            async def handle(text: str, job: Job) -> None:
+                counts.append((text, job.delivery_count))
+
+            async with Queue(topic, settings=b.bootstrap) as queue:
+                async with serving(first, b.client):
+                    await queue.put("before")
+                    await eventually_async(lambda: count(first, "accepted") == 1)
+                    first.stop()
+                    await queue.put("after")
+            assert values == ["before"]
+            await serve_until(second, lambda: counts, b.client)
+            assert counts == [("after", 1)]
+
+    asyncio.run(scenario())
+
+
 def test_running_jobs_may_end_before_the_worker_stops(shared_broker: ShoalProcess) -> None:
     async def scenario() -> None:
         async with bench(shared_broker) as b:

@@ -142,8 +142,9 @@ class JobConsumer:
         return self.metrics.snapshot(len(self._held), running)
 
     def stop(self) -> None:
-        """Let the running jobs end, and return all others."""
+        """Let the running jobs end, and return all others, also those that arrive from now on."""
         self._stopping.set()
+        self._return_waiting(self._held)
         self._news.set()
 
     async def run(self) -> None:
@@ -291,6 +292,9 @@ class JobConsumer:
             sample = deliveries[:: 1 + len(deliveries) // 32]
             self._record_bytes = sum(len(d.raw.value or b"") for d in sample) / len(sample)
         self._held.update(deliveries)
+        if self._stopping.is_set():
+            # The request was under way at the stop.
+            self._return_waiting(deliveries)
         if self._facts.keeps_order:
             deliveries = [each for each in deliveries if self._order.may_run(each)]
         self._feed.ready.extend(deliveries)
@@ -611,13 +615,18 @@ class JobConsumer:
 
     # The end
 
-    async def _drain(self, timeout_s: float) -> None:
-        """Let running jobs end. What waits is returned when the session closes."""
-        end_s = time.monotonic() + timeout_s
-        self._feed.ready.clear()
-        for delivery in self._held:
+    @staticmethod
+    def _return_waiting(deliveries: Iterable[Delivery]) -> None:
+        """Let no lane run what waits. It goes back undelivered when the session closes."""
+        for delivery in deliveries:
             if delivery.state is WAITING:
                 delivery.state = State.RETURNED
+
+    async def _drain(self, timeout_s: float) -> None:
+        """Let running jobs end."""
+        end_s = time.monotonic() + timeout_s
+        self._feed.ready.clear()
+        self._return_waiting(self._held)
         while (left_s := end_s - time.monotonic()) > 0:
             if not any(lane.is_running and not lane.is_abandoned for lane in self._lanes):
                 break
