@@ -67,6 +67,8 @@ HERE = Path()
 _KINDS = "`shoal get all` shows those of all kinds."
 #: Seconds between looks at logs that are followed.
 _LOOK_SECONDS = 0.1
+#: The kinds of which `logs` prints something.
+_WITH_LOGS = ("ShareConsumer", "QueueCluster", "Pod")
 
 
 def make_app() -> typer.Typer:
@@ -345,13 +347,29 @@ def logs(
         name_only = name.partition("/")[2] or name
         reader = LogReader(state.logs / namespace, name_only)
         if not reader.find_files():
-            raise KubectlRefusal(f'error: no logs of "{name_only}": it has not run yet')
+            _explain_absence(state, namespace, name_only, waits=follow)
         reader.print_new(tail)
         while follow:
             time.sleep(_LOOK_SECONDS)
             reader.print_new()
 
     run_as_kubectl(run)
+
+
+def _explain_absence(state: StateFolder, namespace: str, name: str, *, waits: bool) -> None:
+    """Say that nothing of this name has run yet. Raises `KubectlRefusal` unless the command waits
+    for it, which it cannot if there is no such resource."""
+    objects = read_objects(state)
+    if not any((kind, namespace, name) in objects for kind in _WITH_LOGS):
+        raise KubectlRefusal(
+            f'error: there is no {", ".join(_WITH_LOGS[:-1])} or {_WITH_LOGS[-1]} "{name}" in '
+            f'namespace "{namespace}"'
+        )
+    if not waits:
+        raise KubectlRefusal(
+            f'error: no logs of "{name}": it has not run yet. Wait for them with --follow.'
+        )
+    say(f'"{name}" has not run yet: waiting for its first line.', file=sys.stderr, flush=True)
 
 
 class LogReader:

@@ -164,7 +164,31 @@ def test_fields_for_kubernetes_are_listed_once(queue: LocalUp) -> None:
 
 
 def test_consumers_scale_past_the_partitions_and_to_zero(queue: LocalUp) -> None:
+    """Their logs can be followed before the first one runs, as the quick start does."""
     assert queue.get_status("shareconsumer", "printers")["desiredReplicas"] == 0
+    following = [*SHOAL, "logs", "printers", "--follow"]
+    followed = queue.folder / "followed"
+    with (
+        followed.open("w") as output,
+        subprocess.Popen(
+            following, cwd=queue.folder, stdout=output, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        assert process.stderr is not None
+        try:
+            waiting = '"printers" has not run yet: waiting for its first line.\n'
+            assert process.stderr.readline() == waiting
+            scale_to_four(queue)
+            eventually(lambda: followed.read_text().count("job ") >= 200)
+        finally:
+            process.kill()
+    eventually(lambda: not any("printers" in owner for owner in queue.list_processes()))
+    lines = queue.run("logs", "printers").stdout.splitlines()
+    assert {line.split()[-1] for line in lines if " job " in line} == {str(i) for i in range(200)}
+
+
+def scale_to_four(queue: LocalUp) -> None:
+    """Send records, and let the consumers print them once four of them run."""
     sent = queue.run("produce", "jobs", stdin="".join(f"job {i}\n" for i in range(200)))
     assert sent.returncode == 0, sent.stderr
     eventually(lambda: "Scaled" in queue.run("describe", "shc", "printers").stdout)
@@ -172,10 +196,6 @@ def test_consumers_scale_past_the_partitions_and_to_zero(queue: LocalUp) -> None
     assert "lag 200 / 10 a consumer" in described
     eventually(lambda: sum("printers" in owner for owner in queue.list_processes()) == 4)
     (queue.folder / "go").touch()
-    eventually(lambda: queue.run("logs", "printers").stdout.count("job ") >= 200)
-    eventually(lambda: not any("printers" in owner for owner in queue.list_processes()))
-    lines = queue.run("logs", "printers").stdout.splitlines()
-    assert {line.split()[-1] for line in lines if " job " in line} == {str(i) for i in range(200)}
 
 
 def test_a_manifest_that_kubectl_refuses_changes_nothing(queue: LocalUp) -> None:

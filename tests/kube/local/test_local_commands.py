@@ -9,7 +9,7 @@ import pytest
 from shoal_operator.local.api import LocalApi
 from shoal_operator.local.changes import apply_manifests
 from shoal_operator.local.commands import apply_app, delete_app
-from shoal_operator.local.reading import describe_app, get_app
+from shoal_operator.local.reading import describe_app, get_app, logs_app
 from shoal_operator.local.state_folder import StateFolder
 from support.brokers.local_up import make_queue
 from typer.testing import CliRunner, Result
@@ -17,7 +17,13 @@ from typer.testing import CliRunner, Result
 if TYPE_CHECKING:
     from pathlib import Path
 
-APPS = {"get": get_app, "describe": describe_app, "apply": apply_app, "delete": delete_app}
+APPS = {
+    "get": get_app,
+    "describe": describe_app,
+    "logs": logs_app,
+    "apply": apply_app,
+    "delete": delete_app,
+}
 SETTINGS = """\
 apiVersion: v1
 kind: Secret
@@ -90,6 +96,8 @@ UNKNOWN = "error: the server doesn't have a resource type "
         ("delete --all", "error: You must provide one or more resources by argument or filename."),
         ("delete qt -A", UNNAMED),
         ("apply", "error: must specify --filename (-f)"),
+        ("logs jobs", 'error: there is no ShareConsumer, QueueCluster or Pod "jobs" in namespace'),
+        ("logs main", 'error: no logs of "main": it has not run yet. Wait for them with --follow.'),
     ],
 )
 def test_what_kubectl_refuses_is_refused_in_its_words(shell: Shell, words: str, error: str) -> None:
