@@ -428,12 +428,11 @@ def test_a_worker_that_stops_runs_nothing_that_arrives_later(shared_broker: Shoa
             async def handle(text: str, job: Job) -> None:
                 counts.append((text, job.delivery_count))
 
-            async with Queue(topic, settings=b.bootstrap) as queue:
-                async with serving(first, b.client):
-                    await queue.put("before")
-                    await eventually_async(lambda: count(first, "accepted") == 1)
-                    first.stop()
-                    await queue.put("after")
+            async with Queue(topic, settings=b.bootstrap) as queue, serving(first, b.client):
+                await queue.put("before")
+                await eventually_async(lambda: count(first, "accepted") == 1)
+                first.stop()
+                await queue.put("after")
             assert values == ["before"]
             await serve_until(second, lambda: counts, b.client)
             assert counts == [("after", 1)]
