@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator.kube.kube import PLURALS, KubeError
 from shoal_operator.local import manifests, one_machine, validation
+from shoal_operator.local.api import get_key
 from shoal_operator.local.definitions import find_definition, load_definitions
 from shoal_operator.model import names
 
@@ -32,11 +34,16 @@ class CommandOutput(NamedTuple):
 
 
 def apply_manifests(
-    api: LocalApi, desired: Sequence[Manifest], overrides: Overrides = manifests.Overrides()
+    api: LocalApi,
+    desired: Sequence[Manifest],
+    overrides: Overrides = manifests.Overrides(),
+    *,
+    sources: Sequence[str] = (),
 ) -> CommandOutput:
-    """Create or change resources. One that is refused does not keep the others from it."""
+    """Create or change resources. One that is refused does not keep the others from it. `sources`
+    are the files of the manifests, for errors."""
     lines, errors, refused = [], [], []
-    for manifest in desired:
+    for manifest, source in zip_longest(desired, sources, fillvalue=""):
         changed, notes = overrides.change(manifest)
         if changed is None:
             meta = manifest["metadata"]
@@ -48,15 +55,18 @@ def apply_manifests(
         try:
             lines += _apply(api, changed, notes, runs_images=overrides.containers)
         except KubeError as error:
-            errors.append(_format_error(error, manifest))
+            is_new = get_key(manifest) not in api.objects
+            place = f'error when {"creating" if is_new else "patching"} "{source}": '
+            errors.append(_format_error(error, manifest, place if source else ""))
             refused.append(manifest)
     return CommandOutput(lines, errors, refused)
 
 
-def _format_error(error: KubeError, manifest: Manifest) -> str:
-    """Return the line of kubectl. A violation of the schema already names the resource."""
+def _format_error(error: KubeError, manifest: Manifest, place: str) -> str:
+    """Return the line of kubectl. A violation of the schema already names the resource. Of an
+    unknown field in a patch, kubectl prints the whole object before it, which this leaves out."""
     if error.status == 400:
-        return f"Error from server (BadRequest): {error}"
+        return f"Error from server (BadRequest): {place}{error}"
     if error.status == 404:
         name = manifest["metadata"]["name"]
         return f'error: resource mapping not found for name: "{name}": {error}'

@@ -318,7 +318,8 @@ def apply(filename: FilesOrInput = None, dir: Directory = HERE) -> None:
         loaded, errors = _load(filename)
         if not loaded.manifests:
             raise KubectlRefusal("\n".join(errors) or "error: no objects passed to apply")
-        answer = _request(state, {"verb": "apply", "manifests": loaded.manifests})
+        desired = {"manifests": loaded.manifests, "sources": loaded.sources}
+        answer = _request(state, {"verb": "apply", **desired})
         _finish([{"lines": [], "errors": errors}, answer])
 
     run_as_kubectl(run)
@@ -409,7 +410,8 @@ def _request(state: StateFolder, request: dict[str, Any]) -> dict[str, list[str]
     with contextlib.closing(os.fdopen(lock)):
         api = LocalApi(state.objects)
         if request["verb"] == "apply":
-            return changes.apply_manifests(api, request["manifests"])._asdict()
+            desired, sources = request["manifests"], request["sources"]
+            return changes.apply_manifests(api, desired, sources=sources)._asdict()
         ignores_missing = request["ignores_missing"]
         deleted = changes.delete(api, *request["of"], ignores_missing=ignores_missing)
         return asyncio.run(deleted)._asdict()

@@ -46,6 +46,8 @@ class Definition:
     api_version: str
     schema: Manifest
     columns: tuple[Column, ...]
+    #: The field of the replicas that `kubectl scale` sets; empty without one.
+    replicas_path: str = ""
 
     @property
     def full_singular(self) -> str:
@@ -114,6 +116,7 @@ def _load_file(file: Path) -> Definition:
         f"{group}/{version['name']}",
         version["schema"]["openAPIV3Schema"],
         tuple(columns),
+        version.get("subresources", {}).get("scale", {}).get("specReplicasPath", ""),
     )
 
 
@@ -159,16 +162,17 @@ def _get_property(schema: Manifest, others: Any, name: str) -> Manifest:
 
 
 def list_unknown(value: Any, schema: Manifest, path: str = "") -> Iterator[str]:
-    """Yield the paths of fields that the schema does not have."""
-    if isinstance(value, list):
+    """Yield the paths of fields that the schema does not have, and that are not null. Where it
+    keeps unknown fields, it keeps those of the object itself, but not of its known fields."""
+    if isinstance(value, list) and ("items" in schema or not schema.get(PRESERVE)):
         for number, item in enumerate(value):
             yield from list_unknown(item, schema.get("items", {}), f"{path}[{number}]")
-    if not isinstance(value, dict) or schema.get(PRESERVE):
+    if not isinstance(value, dict):
         return
     properties, others = schema.get("properties", {}), schema.get("additionalProperties")
     for name, item in value.items():
         item_path = f"{path}.{name}".lstrip(".")
         if name in properties or isinstance(others, dict):
             yield from list_unknown(item, properties.get(name, others), item_path)
-        elif not others and schema.get("type") == "object":
+        elif item is not None and not others and not schema.get(PRESERVE):
             yield item_path

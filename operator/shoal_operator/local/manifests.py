@@ -59,6 +59,15 @@ class Folder:
         """The resources in the order of their files."""
         return [manifest for of_file in self.files.values() for manifest in of_file]
 
+    @property
+    def sources(self) -> list[str]:
+        """The file of each of `manifests`, as kubectl names it in errors."""
+        return [
+            "STDIN" if file == STDIN else str(file)
+            for file, of_file in self.files.items()
+            for _ in of_file
+        ]
+
 
 def list_files(paths: Iterable[Path]) -> list[Path]:
     """Return the files that `-f` names: a file, or those of a folder in the order of their names.

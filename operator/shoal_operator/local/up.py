@@ -115,7 +115,8 @@ class Up:
         """Apply what the files have, and delete what they had at the last time. What is refused is
         an event, too: resources stay as the last good manifest says."""
         desired = folder.manifests
-        outcome = changes.apply_manifests(self.api, desired, self._overrides)
+        sources = folder.sources
+        outcome = changes.apply_manifests(self.api, desired, self._overrides, sources=sources)
         for manifest, error in zip(outcome.refused, outcome.errors, strict=True):
             self._warn([manifest], "ManifestRefused", error)
         for unreadable, error in folder.errors.items():
@@ -203,8 +204,10 @@ class Up:
         if request["verb"] == "list":
             return {"objects": list(self.api.objects.values())}
         if request["verb"] == "apply":
-            desired = request["manifests"]
-            return changes.apply_manifests(self.api, desired, self._overrides)._asdict()
+            desired, sources = request["manifests"], request["sources"]
+            return changes.apply_manifests(
+                self.api, desired, self._overrides, sources=sources
+            )._asdict()
         ignores_missing = request["ignores_missing"]
         deleted = await changes.delete(self.api, *request["of"], ignores_missing=ignores_missing)
         return deleted._asdict()

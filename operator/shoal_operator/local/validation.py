@@ -12,6 +12,7 @@ import datetime
 import json
 import re
 import sys
+from collections import Counter
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
 
 RULES = "x-kubernetes-validations"
 #: What keeps the API server from evaluating rules (`hasBlockingErr` of apiextensions-apiserver).
-_BLOCKING = frozenset({"type", "required", "enum", "maxLength", "maxItems", "maxProperties"})
+_BLOCKING = frozenset(
+    {"type", "format", "required", "enum", "maxLength", "maxItems", "maxProperties"}
+)
 _NOT_CHECKED = (
-    '<nil>: Invalid value: "null": some validation rules were not checked because the object was '
+    "<nil>: Invalid value: null: some validation rules were not checked because the object was "
     "invalid; correct the existing errors to complete validation"
 )
 #: Names of resources (RFC 1123), with the API server's words.
@@ -47,6 +50,22 @@ _NAME_TEXT = (
 )
 _DATE_TIME = "date-time"
 _TIME = re.compile(r"([0-9]{2}):([0-9]{2}):([0-9]{2})(.[0-9]+)?(z|([+-][0-9]{2}:[0-9]{2}))$")
+_ANY_OF = "anyOf"
+#: What Go's `%q` writes for these characters.
+_ESCAPES = {
+    '"': '\\"',
+    "\\": "\\\\",
+    **{chr(code): f"\\{letter}" for code, letter in enumerate("abtnvfr", 7)},
+}
+_INT32_MAX = 2**31 - 1
+_GO_TYPES: dict[type, str] = {
+    bool: "bool",
+    int: "int64",
+    float: "float64",
+    str: "string",
+    list: "[]interface {}",
+    dict: "map[string]interface {}",
+}
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 #: What this machine reads of an object of any kind: metadata, and what a Secret or ConfigMap has.
 _COMMON = {
@@ -124,25 +143,103 @@ def find_violations(
     definition: Definition, filled: Manifest, old: Manifest | None
 ) -> list[Violation]:
     """Return what is wrong with a resource that has its defaults."""
-    violations = [
-        _describe_error(error)
-        for error in _make_validator(definition.kind, json.dumps(definition.schema)).iter_errors(
-            filled
-        )
+    validator = _make_validator(definition.kind, json.dumps(definition.schema))
+    errors = [
+        (_format_path(error.instance_path), error.kind.name == _ANY_OF, error)
+        for error in validator.iter_errors(filled)
     ]
+    errors.sort(key=lambda row: row[:2])
+    violations = [v for *_, error in errors for v in _describe_error(error)]
     # kube-openapi looks at the pattern of a text only if its length is right.
     lengths = {v.path for v in violations if v.keyword in ("minLength", "maxLength")}
     violations = [v for v in violations if v.keyword != "pattern" or v.path not in lengths]
-    violations.sort(key=lambda violation: violation.path)
+    if definition.replicas_path:
+        violations += _check_replicas(filled, definition.replicas_path)
+    violations += _check_lists(filled, definition.schema, "")
     if {violation.keyword for violation in violations} & _BLOCKING:
         return violations
     return violations + list(_check_rules(filled, old, definition.schema, ""))
 
 
+def _check_replicas(filled: Manifest, path: str) -> Iterator[Violation]:
+    """Yield what is wrong with the replicas for the scale subresource (`ValidateScaleSpec`)."""
+    value: Any = filled
+    go_type = "int64"
+    for field in path.strip(".").split("."):
+        if not isinstance(value, dict):
+            go_type = "map[string]interface{}"
+            break
+        value = value.get(field)
+        if value is None:
+            return  # It is not required, or the schema says it.
+    if _GO_TYPES[type(value)] != go_type:
+        own = f"{_format_go(value)} is of the type {_GO_TYPES[type(value)]}"
+        text = f"Invalid value: 0: {path} accessor error: {own}, expected {go_type}"
+        yield Violation(path, text, "scale")
+    elif value < 0:
+        yield Violation(path, f"Invalid value: {value}: should be a non-negative integer", "scale")
+    elif value > _INT32_MAX:
+        text = f"should be less than or equal to {_INT32_MAX}"
+        yield Violation(path, f"Invalid value: {value}: {text}", "scale")
+
+
+def _check_lists(value: Any, schema: Manifest, path: str) -> Iterator[Violation]:
+    """Yield the items of lists that are there twice, or that cannot have the key of their list
+    (`ValidateListSetsAndMaps`)."""
+    if isinstance(value, dict):
+        others = schema.get("additionalProperties")
+        for name, item in value.items():
+            if name in schema.get("properties", {}):
+                inner = f"{path}.{name}".lstrip(".")
+                yield from _check_lists(item, schema["properties"][name], inner)
+            elif isinstance(others, dict):
+                yield from _check_lists(item, others, f"{path}[{name}]")
+    elif isinstance(value, list):
+        yield from _check_items(value, schema, path)
+        for number, item in enumerate(value):
+            yield from _check_lists(item, schema.get("items", {}), f"{path}[{number}]")
+
+
+def _check_items(items: list[Any], schema: Manifest, path: str) -> Iterator[Violation]:
+    kind, keys = schema.get("x-kubernetes-list-type"), schema.get("x-kubernetes-list-map-keys", ())
+    if kind == "map":
+        # To Go, null is an object without keys.
+        bare = [n for n, item in enumerate(items) if not isinstance(item, dict | None)]
+        for number in bare:
+            text = "must be an object for an array of list-type map"
+            text = f"Invalid value: {_quote(items[number])}: {text}"
+            yield Violation(f"{path}[{number}]", text, "list")
+        if bare:
+            return
+        items = [{key: item[key] for key in keys if key in item} if item else {} for item in items]
+    if kind not in ("set", "map"):
+        return
+    counts: Counter[str] = Counter()
+    for number, shown in enumerate(map(_quote_compactly, items)):
+        counts[shown] += 1
+        if counts[shown] == 2:  # Go names the first repetition alone.
+            yield Violation(f"{path}[{number}]", f"Duplicate value: {shown}", "list")
+
+
+def _quote_compactly(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def _format_go(value: Any) -> str:
+    """Return a value of JSON as Go prints it."""
+    if isinstance(value, dict):
+        return f"map[{' '.join(f'{k}:{_format_go(v)}' for k, v in sorted(value.items()))}]"
+    if isinstance(value, list):
+        return f"[{' '.join(map(_format_go, value))}]"
+    if value is None:
+        return "<nil>"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def find_common_violations(manifest: Manifest) -> list[Violation]:
     """Return what is wrong with the metadata of an object of any kind, or the data of a Secret."""
     errors = _make_validator("", json.dumps(_COMMON)).iter_errors(manifest)
-    violations = [_describe_error(error) for error in errors]
+    violations = [violation for error in errors for violation in _describe_error(error)]
     for field in ("name", "namespace"):
         name = manifest["metadata"].get(field, "default")
         if not _NAME.fullmatch(name) or len(name) > 253:
@@ -219,7 +316,6 @@ def _convert(schema: Any) -> Any:
         converted["type"] = [schema["type"], "null"]
     if schema.get("x-kubernetes-int-or-string"):
         converted["type"] = ["integer", "string"]
-        converted.pop("anyOf", None)  # It may say the same.
     return converted
 
 
@@ -229,7 +325,19 @@ def _format_path(parts: Iterable[str | int]) -> str:
 
 
 def _quote(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """Return a value as the API server prints it: as JSON, and a text with Go's escapes."""
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return f'"{"".join(map(_escape, value))}"'
+
+
+def _escape(character: str) -> str:
+    if character in _ESCAPES or character.isprintable():
+        return _ESCAPES.get(character, character)
+    code = ord(character)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 _TYPES: tuple[tuple[type, str], ...] = (
@@ -268,7 +376,20 @@ def _get_limit(kind: Any) -> Any:
     return getattr(kind, "limit", getattr(kind, "multiple_of", ""))
 
 
-def _describe_error(error: Any) -> Violation:
+def _describe_error(error: Any) -> Iterator[Violation]:
+    """Yield what the API server says about an error of jsonschema-rs."""
+    if error.kind.name != _ANY_OF:
+        yield _describe_one(error)
+        return
+    # An integer or a text, which such a schema says once more by its type.
+    path, own = _format_path(error.instance_path), f'"{_get_type(error.instance)}"'
+    text = f'Invalid value: "": "{path}" must validate at least one schema (anyOf)'
+    yield Violation("<nil>", text, _ANY_OF)
+    text = f"Invalid value: {own}: {path} in body must be of type integer: {own}"
+    yield Violation(path, text, "type")
+
+
+def _describe_one(error: Any) -> Violation:
     """Return an error of jsonschema-rs in the API server's words."""
     keyword, path = str(error.kind.name), _format_path(error.instance_path)
     value, limit = error.instance, _get_limit(error.kind)
