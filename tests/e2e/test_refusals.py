@@ -36,7 +36,7 @@ Answer = tuple[int, list[str]]
 
 
 #: What stands in place of a value of an example, and how many such examples of each kind are sent.
-WRONG = (
+WRONG: tuple[Any, ...] = (
     *(None, True, -5, 10**9, 2.5, "", "Not Valid!", "x" * 300, "2026-13-01"),
     *([], [1], {}, {"a": 1}, [{"a": 1}]),
 )
@@ -162,8 +162,7 @@ def test_examples_with_one_wrong_value_are_refused_alike(
     words = ("apply", "--dry-run=server", "--filename=-")
     theirs = definitions.kubectl(*words, stdin_text=text, check=False).stderr
     (tmp_path / ".shoal" / "objects").mkdir(parents=True, mode=0o755)
-    words = ("--filename=-", f"--dir={tmp_path}")
-    ours = CliRunner().invoke(apply_app, words, input=text).stderr
+    ours = CliRunner().invoke(apply_app, ["--filename=-", f"--dir={tmp_path}"], input=text).stderr
     begins = r"\n(?=Error from server|The \w+ \"m-|Warning: )"
     in_brackets = re.compile(
         r'Error from server \(Invalid\): error when creating "STDIN": \w+\.shoal\.dev "(m-\d+)" '

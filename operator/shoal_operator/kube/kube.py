@@ -7,6 +7,8 @@ Objects are plain manifests. `metrics.API_CALLS` counts requests by verb. Every 
 from __future__ import annotations
 
 import abc
+import asyncio
+import contextlib
 import datetime
 import hashlib
 from typing import TYPE_CHECKING, Any
@@ -167,6 +169,18 @@ def build_selector_params(labels: Mapping[str, str] | str) -> dict[str, str]:
 
 def make_unreadable_error(text: str) -> KubeError:
     return KubeError(0, f"the API server's answer cannot be read: {text[:200]}")
+
+
+@contextlib.asynccontextmanager
+async def watch_nothing(*_: Any, **__: Any) -> AsyncIterator[AsyncIterator[tuple[str, Manifest]]]:
+    """Open a watch that yields nothing and never ends, as `KubeClient.watch`: for clients that pass
+    changes on in another way."""
+
+    async def wait() -> AsyncIterator[tuple[str, Manifest]]:
+        await asyncio.Event().wait()
+        yield "", {}
+
+    yield wait()
 
 
 class KubeClient(abc.ABC):

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import structlog
@@ -25,6 +25,7 @@ from shoal_operator.kube.kube import (
     build_event,
     format_now,
     name_event,
+    watch_nothing,
 )
 from shoal_operator.kube.store import get_kind_name
 from shoal_operator.local.state_folder import write_text
@@ -143,15 +144,8 @@ class LocalApi(KubeClient):
         patched = merge_patch(have, {"status": body["status"]} if subresource == "status" else body)
         return copy.deepcopy(self.write(key, patched))
 
-    @contextlib.asynccontextmanager
-    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[AsyncIterator[tuple[str, Manifest]]]:
-        """Yield nothing, and never end: all changes come through `subscribe`."""
-
-        async def wait() -> AsyncIterator[tuple[str, Manifest]]:
-            await asyncio.Event().wait()
-            yield "", {}
-
-        yield wait()
+    #: All changes come through `subscribe`.
+    watch = staticmethod(watch_nothing)
 
     def _list(self, kind: str, namespace: str, selector: str) -> Manifest:
         labels = dict(term.partition("=")[::2] for term in selector.split(",") if term)

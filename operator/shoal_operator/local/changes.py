@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator.kube.kube import PLURALS, KubeError
@@ -43,7 +42,7 @@ def apply_manifests(
     """Create or change resources. One that is refused does not keep the others from it. `sources`
     are the files of the manifests, for errors."""
     lines, errors, refused = [], [], []
-    for manifest, source in zip_longest(desired, sources, fillvalue=""):
+    for manifest, source in zip(desired, sources or [""] * len(desired), strict=True):
         changed, notes = overrides.change(manifest)
         if changed is None:
             meta = manifest["metadata"]
