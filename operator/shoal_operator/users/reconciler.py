@@ -139,7 +139,7 @@ class QueueUserReconciler(BatchReconciler[QueueUser]):
         outcomes = []
         for user in owned:
             principal = model.format_principal(user)
-            verdict = refused.get(principal) or _decide_verdict(errors.get(principal))
+            verdict = refused.get(principal) or _decide_verdict(errors.get(principal), cluster)
             fields: QueueUserStatusPatch = {"principal": principal}
             if principal in ready:
                 fields["secret"] = user["metadata"]["name"]
@@ -540,9 +540,16 @@ class QueueUserReconciler(BatchReconciler[QueueUser]):
             raise UserRefused(Verdict.make_waiting("ClusterNotSecured", text)) from None
 
 
-def _decide_verdict(error: KafkaError | None) -> Verdict:
+def _decide_verdict(error: KafkaError | None, cluster: QueueCluster) -> Verdict:
     if error is None:
         return Verdict.make_reconciled("The Secret has credentials that the brokers accept.")
+    if error.code == ErrorCode.security_disabled and security.is_authorized(cluster):
+        # A roll does not end with an event about its users, so the next pass comes by itself.
+        text = (
+            "The QueueCluster authorizes requests once its brokers have restarted; not all of them "
+            "have. The operator tries again."
+        )
+        return Verdict.make_waiting("ClusterNotSecured", text)
     if error.code == ErrorCode.security_disabled:
         text = (
             "spec.acls has entries, but the QueueCluster does not authorize requests. Set its "

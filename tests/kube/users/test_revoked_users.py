@@ -181,15 +181,17 @@ class World:
     def delete(self, name: str) -> None:
         self.api.find("QueueUser", name)["metadata"]["deletionTimestamp"] = "2026-06-01T00:00:00Z"
 
-    def reconcile(self) -> None:
-        """Reconcile all users once, as an operator that has just started."""
+    def reconcile(self) -> float | None:
+        """Reconcile all users once, as an operator that has just started; return the seconds until
+        the next pass."""
         found = QueueUserReconciler(self.api, self.api.store(), self, "n", "main")  # type: ignore[arg-type]
-        asyncio.run(found.reconcile(found.list_names()))
+        pause_s = asyncio.run(found.reconcile(found.list_names()))
         for one in self.api.all("QueueUser"):
             meta = one["metadata"]
             if meta.get("deletionTimestamp") and not meta.get("finalizers"):
                 del self.api.objects["QueueUser", meta["name"]]
                 self.api.objects.pop(("Secret", meta["name"]), None)
+        return pause_s
 
     def certificate(self, name: str) -> bytes:
         return base64.b64decode(self.api.find("Secret", name)["data"]["user.crt"])
@@ -300,3 +302,32 @@ def test_brokers_of_an_older_release() -> None:
 def test_a_user_without_certificates_is_not_in_the_list() -> None:
     assert revoked_users.get_subject(user("eve", "scram-sha-512")) == ""
     assert revoked_users.get_subject(user("eve", "oauth")) == ""
+
+
+class OpenCalls(Calls):
+    """Brokers that do not authorize requests."""
+
+    async def list_acls(self) -> list[Any]:
+        raise KafkaError(ErrorCode.security_disabled)
+
+
+def test_users_wait_for_brokers_that_do_not_authorize_requests_yet() -> None:
+    """While a roll switches authorization on. Nothing tells the users of the end of the roll, so
+    they look again soon; a cluster that is not to authorize requests is theirs to change."""
+    world = World()
+    world.users = OpenCalls(world.api.crash_point)
+    reader = user("reader")
+    acl = {"resource": {"type": "topic", "name": "jobs"}, "operations": ["Read"]}
+    reader["spec"]["acls"] = [acl]
+    world.add(reader)
+
+    def get_reason() -> str:
+        conditions = world.api.find("QueueUser", "reader")["status"]["conditions"]
+        return next(str(c["reason"]) for c in conditions if c["type"] == "Ready")
+
+    assert (world.reconcile(), get_reason()) == (5.0, "ClusterNotSecured")
+    world.api.find("QueueCluster", "main")["spec"]["authorization"] = {"type": "none"}
+    assert (world.reconcile(), get_reason()) == (None, "NotAuthorized")
+    world.api.find("QueueCluster", "main")["spec"]["authorization"] = {"type": "simple"}
+    world.users = Calls(world.api.crash_point)
+    assert (world.reconcile(), get_reason()) == (None, "Reconciled")
