@@ -8,6 +8,8 @@ Services (`addresses`). Nothing here starts a process.
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import os
 import re
 import sys
@@ -196,6 +198,20 @@ class ContainerFiles:
         folder = Path(replace_paths(container.get("workingDir", ""), mounts) or self._folder)
         return Launch(words, _build_base(self._name) | env, self._folder / folder)
 
+    def build_exec(self, container: Mapping[str, Any], command: list[str]) -> Launch:
+        """Return a command in a container that runs: of a probe or a hook. Raises `NotRunnable`."""
+        launch = self.build_launch({**container, "command": command, "args": []})
+        if not self._is_image_run(container):
+            return launch
+        mounts = self._map_mounts(container)
+        words = [replace_paths(self._addresses.translate(word), mounts) for word in command]
+        docker = ["docker", "exec", self._name_container(container), *words]
+        return launch._replace(words=docker, cleanup=())
+
+    def _name_container(self, container: Mapping[str, Any]) -> str:
+        """Return the name of a container of Docker, which all folders share."""
+        return f"shoal-{self._namespace}-{self._name}-{container['name']}"
+
     def _is_image_run(self, container: Mapping[str, Any]) -> bool:
         """Return whether a container runs as its image says. That of a Spark driver is this
         machine's own Spark."""
@@ -212,13 +228,18 @@ class ContainerFiles:
     ) -> Launch:
         """Return the process of a container of Docker. It has the network of this machine, and
         each mount at its own path and at that of this machine, which other files name."""
-        name = f"shoal-{self._namespace}-{self._name}-{container['name']}"
+        name = self._name_container(container)
         options = ["--rm", f"--name={name}", "--network=host", f"--hostname={self._name}"]
+        # Programs look their own name up, such as those of Java.
+        options.append(f"--add-host={self._name}:{HOST}")
         options.append(f"--user={os.getuid()}:{os.getgid()}")
         # Values stay out of the list of processes.
         options += [f"--env={variable}" for variable in env]
         for path, local in mounts.items():
-            options += [f"--volume={local}:{path}", f"--volume={local}:{local}"]
+            # Docker would make a missing folder as root. `--volume` ends a path at a colon.
+            if not os.path.exists(local):
+                os.makedirs(local, 0o700)
+            options += [format_mount(local, path), format_mount(local, local)]
         if folder := container.get("workingDir"):
             options.append(f"--workdir={folder}")
         if container.get("command"):
@@ -279,6 +300,15 @@ class ContainerFiles:
             "spec.nodeName": "localhost",
         }
         return str(fields.get(path, ""))
+
+
+def format_mount(source: str, target: str) -> str:
+    """Return Docker's option for a folder, in whose values commas and quotes have to be quoted."""
+    row = io.StringIO()
+    csv.writer(row, lineterminator="").writerow(
+        ["type=bind", f"source={source}", f"target={target}"]
+    )
+    return f"--mount={row.getvalue()}"
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:

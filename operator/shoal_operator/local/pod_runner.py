@@ -187,9 +187,7 @@ class PodRunner:
         if not hook:
             return
         with contextlib.suppress(NotRunnable, OSError):
-            launch = self.files.build_launch(
-                {**container.spec, "command": hook["command"], "args": []}
-            )
+            launch = self.files.build_exec(container.spec, hook["command"])
             process = await self._table.start(
                 launch, self._get_log(container), "preStop", is_broker=False
             )
@@ -276,9 +274,15 @@ class PodRunner:
         return True
 
     async def _run_probe(self, spec: Manifest, command: list[str]) -> bool:
-        launch = self.files.build_launch({**spec, "command": command, "args": []})
-        process = await _start_quietly(*launch.words, env=launch.env, cwd=launch.folder)
-        return await process.wait() == 0
+        launch = self.files.build_exec(spec, command)
+        process = await _start_quietly(
+            *launch.words, env=launch.env, cwd=launch.folder, start_new_session=True
+        )
+        try:
+            return await process.wait() == 0
+        finally:
+            if process.returncode is None:  # It takes too long.
+                send_signal(process.pid, signal.SIGKILL)
 
     # -- the status
 

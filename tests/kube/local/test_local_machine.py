@@ -8,24 +8,34 @@ import datetime
 import json
 import os
 import subprocess
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shoal_operator.local import commands
+from conditions import eventually_async
+from shoal_operator.local import commands, pod_runner
 from shoal_operator.local.addresses import Addresses
 from shoal_operator.local.api import LocalApi, load_objects
 from shoal_operator.local.changes import CommandOutput, apply_manifests
 from shoal_operator.local.commands import compute_stop_seconds
-from shoal_operator.local.containers import BROKER_IMAGE, ContainerFiles, Launch, NotRunnable
+from shoal_operator.local.containers import (
+    BROKER_IMAGE,
+    ContainerFiles,
+    Launch,
+    NotRunnable,
+    format_mount,
+)
 from shoal_operator.local.machine import choose_pods_to_remove
 from shoal_operator.local.manifests import Folder, Overrides, load_folder
 from shoal_operator.local.one_machine import adapt
+from shoal_operator.local.pod_runner import PodRunner
 from shoal_operator.local.printing import format_age
 from shoal_operator.local.processes import ProcessTable, get_start
 from shoal_operator.local.state_folder import StateFolder
 from shoal_operator.model import names
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 Manifest = dict[str, Any]
@@ -149,10 +159,11 @@ def test_an_image_runs_with_docker_if_that_is_asked_for(tmp_path: Path) -> None:
         "--name=shoal-n-p-0-c",
         "--network=host",
         "--hostname=p-0",
+        "--add-host=p-0:127.0.0.1",
         f"--user={os.getuid()}:{os.getgid()}",
         "--env=TOKEN",
-        f"--volume={mounted}:/etc/u",
-        f"--volume={mounted}:{mounted}",
+        f"--mount=type=bind,source={mounted},target=/etc/u",
+        f"--mount=type=bind,source={mounted},target={mounted}",
         "--workdir=/app",
         "--entrypoint=worker",
         "registry.example/ours:1",
@@ -161,8 +172,97 @@ def test_an_image_runs_with_docker_if_that_is_asked_for(tmp_path: Path) -> None:
     ]
     assert launch.env["TOKEN"] == "secret"
     assert launch.cleanup == ("docker", "rm", "--force", "shoal-n-p-0-c")
+    assert mounted.is_dir()  # Otherwise Docker refuses it, or makes it as root.
+    probe = make_files(tmp_path, pod, runs_images=True).build_exec(container, ["test", "/etc/u/a"])
+    assert probe.words == ["docker", "exec", "shoal-n-p-0-c", "test", f"{mounted}/a"]
+    assert probe.cleanup == ()
     own = {**container, "image": BROKER_IMAGE}
     assert make_files(tmp_path, pod, runs_images=True).build_launch(own).words[0] == "worker"
+
+
+def test_a_folder_of_any_name_is_a_mount_of_docker() -> None:
+    mount = format_mount('/a:b/c,"d"', "/e")
+    assert mount == '--mount=type=bind,"source=/a:b/c,""d""",target=/e'
+
+
+#: Runs what comes after the image, or after the name of the container, on this machine.
+DOCKER = """#!/bin/sh
+[ $1 = rm ] && exit
+[ $1 = exec ] && shift 2 && exec "$@"
+while [ "$1" != image ]; do shift; done
+shift
+exec sleep "$@"
+"""
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, probe: list[str]) -> AsyncIterator[list[Manifest]]:
+    """Run an image with an exec probe for readiness; yield the statuses of its pod."""
+    container = {
+        "name": "c",
+        "image": "image",
+        "command": ["sleep"],
+        "args": ["100"],
+        "readinessProbe": {"exec": {"command": probe}},
+    }
+    pod = make_pod(container, terminationGracePeriodSeconds=5)
+    statuses: list[Manifest] = []
+    runner = PodRunner(
+        pod,
+        make_files(tmp_path, pod, runs_images=True),
+        ProcessTable(tmp_path / "processes.json"),
+        tmp_path / "logs",
+        statuses.append,
+        lambda _: None,
+    )
+    try:
+        yield statuses
+    finally:
+        await runner.begin_stop()
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("docker")
+def test_a_probe_runs_in_the_container_of_docker(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, ["test", "-e", str(tmp_path / "ready")]) as statuses:
+            await eventually_async(lambda: "running" in get_container(statuses)["state"])
+            assert not get_container(statuses)["ready"]
+            (tmp_path / "ready").touch()
+            await eventually_async(lambda: get_container(statuses)["ready"])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("docker")
+def test_a_probe_that_takes_too_long_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each of its periods would leave one more process."""
+    monkeypatch.setattr(pod_runner, "PROBE_SECONDS", 0.3)
+    noted = tmp_path / "pid"
+
+    async def scenario() -> None:
+        script = f"echo $$ > {noted}; exec sleep 100"
+        probe = ["sh", "-c", script]
+        async with running(tmp_path, probe):
+            await eventually_async(lambda: noted.exists() and noted.read_text().strip())
+            first = int(noted.read_text())
+            await eventually_async(lambda: not get_start(first))
+
+    asyncio.run(scenario())
+
+
+def get_container(statuses: list[Manifest]) -> Manifest:
+    """Return the newest status of the container."""
+    first: Manifest = {"state": {}, "ready": False}
+    return statuses[-1]["containerStatuses"][0] if statuses else first
 
 
 def test_plaintext_leaves_out_logins_and_keeps_the_address() -> None:
