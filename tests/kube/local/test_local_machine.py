@@ -244,7 +244,7 @@ def test_a_probe_runs_in_the_container_of_docker(tmp_path: Path) -> None:
 def test_a_probe_that_takes_too_long_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise each of its periods would leave one more process."""
+    """Otherwise each of its periods would leave one more process. A probe has at least a second."""
     monkeypatch.setattr(pod_runner, "PROBE_SECONDS", 0.3)
     noted = tmp_path / "pid"
 
