@@ -1,5 +1,5 @@
 """What `kubectl apply` refuses, `shoal apply` refuses in the same words: a real API server has all
-bad manifests of the suite. By day, `tests/kube/test_local_validation.py` asks the API server's own
+bad manifests of the suite. By day, `tests/kube/local/test_local_validation.py` asks the API server's own
 code for rules and schemas; this has kubectl's and the server's words around them, too."""
 
 from __future__ import annotations
