@@ -149,7 +149,8 @@ class QueueUserReconciler(BatchReconciler[QueueUser]):
 
     async def _remove_access(self, principals: Sequence[str]) -> dict[str, KafkaError]:
         """Delete what principals have in the brokers, except certificates; return the errors."""
-        errors = await self._change_acls({principal: set() for principal in principals})
+        nothing: dict[str, set[Acl]] = {principal: set() for principal in principals}
+        errors = await self._change_acls(nothing, removes=True)
         errors |= await self._change_quotas({principal: {} for principal in principals})
         scram = [p.removeprefix("User:") for p in principals if not p.startswith("User:CN=")]
         existing = await self._brokers.users.list_with_passwords(scram)
@@ -307,15 +308,24 @@ class QueueUserReconciler(BatchReconciler[QueueUser]):
 
     # Permissions.
 
-    async def _change_acls(self, wanted_acls: Mapping[str, set[Acl]]) -> dict[str, KafkaError]:
-        """Give principals exactly these entries; return the errors by principal."""
+    async def _change_acls(
+        self, wanted_acls: Mapping[str, set[Acl]], *, removes: bool = False
+    ) -> dict[str, KafkaError]:
+        """Give principals exactly these entries; return the errors by principal.
+
+        With `removes`, an answer of a broker that does not authorize requests yet is an error also
+        for principals without entries.
+        """
         try:
             have = await self._brokers.users.list_acls()
         except KafkaError as error:
             if error.code != ErrorCode.security_disabled:
                 raise
-            # Without an authorizer, every client may do everything.
-            return {principal: error for principal, entries in wanted_acls.items() if entries}
+            # Without an authorizer, every client may do everything. A broker that has not restarted
+            # yet cannot remove what the authorizer of the others enforces.
+            cluster = find_live_cluster(self._store, self._namespace, self._cluster)
+            keeps = removes and cluster is not None and security.is_authorized(cluster)
+            return {name: error for name, entries in wanted_acls.items() if entries or keeps}
         mine = {acl for acl in have if acl.principal in wanted_acls}
         entries = {acl for of_one in wanted_acls.values() for acl in of_one}
         return await self._brokers.users.change_acls(add=entries - mine, remove=mine - entries)

@@ -331,3 +331,18 @@ def test_users_wait_for_brokers_that_do_not_authorize_requests_yet() -> None:
     world.api.find("QueueCluster", "main")["spec"]["authorization"] = {"type": "simple"}
     world.users = Calls(world.api.crash_point)
     assert (world.reconcile(), get_reason()) == (None, "Reconciled")
+
+
+def test_a_user_deleted_while_a_roll_switches_authorization_on_keeps_nothing() -> None:
+    """Its entries may be in force at the brokers that have restarted, so it stays until all can
+    remove them."""
+    world = World()
+    world.add(user("leaver"))
+    world.reconcile()
+    world.delete("leaver")
+    world.users = OpenCalls(world.api.crash_point)
+    world.reconcile()
+    assert world.api.find("QueueUser", "leaver")["metadata"]["finalizers"]
+    world.users = Calls(world.api.crash_point)
+    world.reconcile()
+    assert ("QueueUser", "leaver") not in world.api.objects
