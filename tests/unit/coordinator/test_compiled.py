@@ -110,7 +110,7 @@ def test_places_of_batches_in_a_read(data: st.DataObject) -> None:
 
 
 @MANY
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.data())
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=40), st.data())
 def test_spans_of_what_was_acquired(sizes: list[int], data: st.DataObject) -> None:
     found, at = batches_of.Batches(memoryview(b"")), 3
     for size in sizes:

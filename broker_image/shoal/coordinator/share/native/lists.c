@@ -29,24 +29,6 @@ PyObject *bulk_ranges(PyObject *self, PyObject *offsets)
     return found;
 }
 
-/* Return the index, from `low` on, of the first rising number not below `wanted`; -1 with an error.
- * */
-static Py_ssize_t bisect(PyObject *numbers, long long wanted, Py_ssize_t low)
-{
-    Py_ssize_t high = PyList_GET_SIZE(numbers);
-    while (low < high) {
-        Py_ssize_t middle = (low + high) / 2;
-        long long number = PyLong_AsLongLong(PyList_GET_ITEM(numbers, middle));
-        if (number == -1 && PyErr_Occurred())
-            return -1;
-        if (number < wanted)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* spans(lasts, ends, acquired) -> [(begin, end)], for rising ranges within the batches. */
 PyObject *bulk_spans(PyObject *self, PyObject *args)
 {

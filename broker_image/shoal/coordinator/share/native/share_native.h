@@ -38,6 +38,26 @@ static inline Py_ssize_t run_of(const int64_t *firsts, Py_ssize_t size, int64_t 
     return low - 1;
 }
 
+/* The index, from `low` on, of the first of rising numbers in a list that is not below `wanted`; -1
+ * with an error. Steps double up to it, because it is often near. */
+static inline Py_ssize_t bisect(PyObject *numbers, int64_t wanted, Py_ssize_t low)
+{
+    Py_ssize_t size = PyList_GET_SIZE(numbers), high = size, step = 1;
+    while (low < high) {
+        int is_near = high == size && step < high - low;
+        Py_ssize_t middle = is_near ? low + step - 1 : (low + high) / 2;
+        int64_t number = PyLong_AsLongLong(PyList_GET_ITEM(numbers, middle));
+        if (number == -1 && PyErr_Occurred())
+            return -1;
+        if (number < wanted)
+            low = middle + 1;
+        else
+            high = middle;
+        step *= 2;
+    }
+    return low;
+}
+
 /* A varint as it stands, not unzigzagged; -1 for one that ends early or has more than 5 bytes. */
 static inline int64_t varint(const uint8_t *data, Py_ssize_t size, Py_ssize_t *at)
 {

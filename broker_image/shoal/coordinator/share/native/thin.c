@@ -86,14 +86,14 @@ static int add(Made *made, const Read *read, const int64_t *ranges, Py_ssize_t r
     const uint8_t *data = read->view.buf;
     int64_t begin, end, base, last;
     Py_ssize_t range = 0;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(read->lasts) && range < range_count; i++) {
-        if (number_at(read->lasts, i, &last))
+    for (Py_ssize_t i = 0; range < range_count; i++) {
+        if ((i = bisect(read->lasts, ranges[2 * range], i)) < 0)
             return -1;
-        if (last < ranges[2 * range])
-            continue;
+        if (i == PyList_GET_SIZE(read->lasts))
+            break;
         begin = 0;
-        if (number_at(read->bases, i, &base) || number_at(read->ends, i, &end) ||
-            (i && number_at(read->ends, i - 1, &begin)))
+        if (number_at(read->lasts, i, &last) || number_at(read->bases, i, &base) ||
+            number_at(read->ends, i, &end) || (i && number_at(read->ends, i - 1, &begin)))
             return -1;
         if (begin < 0 || begin > end - BATCH_HEADER_SIZE || end > read->view.len) {
             PyErr_SetString(PyExc_IndexError, "a batch past the end");
