@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).
 _RENEW = int(AcknowledgeType.RENEW)
-_ACCEPT = bytes((ACCEPT,))
 _RELEASE = bytes((AcknowledgeType.RELEASE,))
 _FAILED = bytes((AcknowledgeType.RELEASE, AcknowledgeType.REJECT))
 #: The acknowledge types of a batch.
@@ -154,9 +153,9 @@ class PendingAcknowledgements:
                 asyncio.get_running_loop().call_soon(self._apply_rest, request)
                 return
             topic_id, index, batches = remaining.pop()
-            self._apply(request, topic_id, index, batches)
-            alike = len(batches) > 1 and count_accepted(batches) is not None
-            count += len(batches) if alike else sum(map(len, map(_TYPES, batches)))
+            accepted = count_accepted(batches)
+            self._apply(request, topic_id, index, batches, accepted)
+            count += len(batches) if accepted else sum(map(len, map(_TYPES, batches)))
         if self._on_applied is not None:
             self._on_applied()
         self._settle()
@@ -167,20 +166,23 @@ class PendingAcknowledgements:
         topic_id: UUID,
         index: int,
         batches: Sequence[AcknowledgementBatch],
+        accepted: int | None,
     ) -> None:
+        """Acknowledge records of one partition. `accepted` is what `count_accepted` returns."""
         service, key = self._service, (topic_id, index)
         self.partitions.append(key)
         leader = service.find(request.group_id, topic_id, index)
-        failure = validate(batches, version=request.version, is_renew=request.is_renew)
+        failure = None
+        if accepted is None:
+            failure = validate(batches, version=request.version, is_renew=request.is_renew)
         if failure is None and self._permits is not None and not self._permits(topic_id):
             failure = Failure(ErrorCode.topic_authorization_failed)
         if failure is None and (leader is None or leader.phase is not LeaderPhase.ACTIVE):
             failure = service.make_unknown_failure(topic_id)
         if failure is None and leader is not None:
             self._pending_count += 1
-            failure = leader.acknowledge(
-                request.member_id, batches, self._make_waiter(key, batches)
-            )
+            waiter = self._make_waiter(key, batches, accepted)
+            failure = leader.acknowledge(request.member_id, batches, waiter)
             if failure is not None:
                 self._pending_count -= 1
         if failure is not None:
@@ -198,11 +200,11 @@ class PendingAcknowledgements:
             on_settled()
 
     def _make_waiter(
-        self, key: tuple[UUID, int], batches: Sequence[AcknowledgementBatch]
+        self, key: tuple[UUID, int], batches: Sequence[AcknowledgementBatch], accepted: int | None
     ) -> Callable[[Failure | None], None]:
         def on_written(failure: Failure | None) -> None:
             if failure is None or failure.code is ErrorCode.none:
-                count_by_type(self._service.acknowledged, batches)
+                count_by_type(self._service.acknowledged, batches, accepted)
             if failure is not None:
                 self.failures[key] = failure
             self._settle()
@@ -214,14 +216,7 @@ def validate(
     batches: Sequence[AcknowledgementBatch], *, version: int, is_renew: bool
 ) -> Failure | None:
     """Return what is wrong with acknowledgements themselves. These are Kafka's checks, in its
-    order."""
-    all_accept = (
-        len(batches[0]) == 3 and batches[0][2] == _ACCEPT and 0 <= batches[0][0] <= batches[0][1]
-        if len(batches) == 1
-        else count_accepted(batches) is not None
-    )
-    if all_accept:
-        return None
+    order. All are right of which `count_accepted` returns a number."""
     highest = _TYPE_MAX[version >= 2]
     previous = -1
     for first, last, types, *extensions in batches:
@@ -270,9 +265,12 @@ def _validate_extensions(types: bytes, delay_ms: int | None, reason: bytes = b""
     return None
 
 
-def count_by_type(acknowledged: Counter[int], batches: Sequence[AcknowledgementBatch]) -> None:
-    """Add acknowledged records to a count by type."""
-    accepted = count_accepted(batches) if len(batches) > 1 else None
+def count_by_type(
+    acknowledged: Counter[int],
+    batches: Sequence[AcknowledgementBatch],
+    accepted: int | None = None,
+) -> None:
+    """Add acknowledged records to a count by type: `accepted` ones, or those of the batches."""
     if accepted is not None:
         acknowledged[ACCEPT] += accepted
         return

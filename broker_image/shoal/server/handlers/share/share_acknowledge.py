@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.coordinator.share.bulk import count_accepted
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import (
@@ -93,7 +94,9 @@ def _acknowledge_single(broker: Broker, request: Request) -> _SingleAcknowledgem
     leader = broker.share.find(body.group_id or "", topic_id, index)
     if len(batches) != 1 or leader is None or leader.phase is not LeaderPhase.ACTIVE:
         return None
-    if validate(batches, version=request.version, is_renew=body.is_renew_ack) is not None:
+    if count_accepted(batches) is None and validate(
+        batches, version=request.version, is_renew=body.is_renew_ack
+    ):
         return None
     reads = authorization.make_read_checker(broker, request)
     if reads is not None and not reads(topic_id):
