@@ -65,6 +65,8 @@ QUANTA = 8
 ROUND_TENANTS = 4
 #: A choice of fewer records compares tenants for each.
 QUANTA_RECORDS_MIN = 64
+#: The memory that a record takes at most, of one tenant among many or alone.
+RECORD_BYTES_MAX = 200
 #: Entries in the heap of tenants that are not valid any more, up to which it is not built anew.
 _STALE_MAX = 64
 #: Tenants without records are looked for, to be forgotten, above this many tenants.
@@ -222,6 +224,11 @@ class FairQueue(AvailableQueue):
     def is_compiled(self) -> bool:
         """Whether the records are in a queue in C (`compiled_fair_queue`)."""
         return False
+
+    @property
+    def size_bytes(self) -> int:
+        """An upper bound of the memory of records and tenants."""
+        return RECORD_BYTES_MAX * len(self._tenant_of)
 
     def list_names(self) -> list[bytes]:
         """Return the names of the tenants that are known."""

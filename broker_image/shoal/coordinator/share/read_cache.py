@@ -20,18 +20,22 @@ if TYPE_CHECKING:
 #: Bytes for one share partition: enough for one fetch among eight members and 10,000 keys. With
 #: half of it, each fetch reads the log twice more.
 BYTES_MAX = 1024 * 1024
-#: The same in a fair group, for each record that it looks ahead. Records of quiet tenants were
-#: scanned lately and lie far from each other: a read for each would be most of a fetch's cost.
-FAIR_BYTES_PER_RECORD = 100
+#: The bytes that a fair group takes for each record that it looks ahead, in its queue and here.
+#: Records of quiet tenants were scanned lately and lie far from each other: a read for each would
+#: be most of a fetch's cost.
+FAIR_BYTES_PER_RECORD = 200
+#: What of them is for the log at least, however much the queue takes.
+FAIR_LOG_BYTES_PER_RECORD = 100
 
 
 class ReadCache:
     """Reads of one share partition, in log order."""
 
-    __slots__ = ("_bytes_max", "_reads", "_size")
+    __slots__ = ("_reads", "_size", "bytes_max")
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
+        #: A lower bound than before applies from the next read on.
+        self.bytes_max = bytes_max
         self._reads: deque[Batches] = deque()
         self._size = 0
 
@@ -46,7 +50,7 @@ class ReadCache:
             self._size -= len(reads.pop().data)
         reads.append(batches)
         self._size += len(batches.data)
-        while self._size > self._bytes_max:
+        while self._size > self.bytes_max:
             self._size -= len(reads.popleft().data)
 
     def clear(self) -> None:
@@ -92,7 +96,11 @@ class ReadCache:
         return None, None
 
 
-def compute_cache_bytes(policy: SelectionPolicy) -> int:
-    """Return the bytes of reads that a group keeps for each share partition."""
-    is_fair = bool(policy.fairness_by)
-    return max(BYTES_MAX, FAIR_BYTES_PER_RECORD * policy.fairness_lookahead if is_fair else 0)
+def compute_cache_bytes(policy: SelectionPolicy, queue_bytes: int) -> int:
+    """Return the bytes of reads that a group keeps for a share partition. Those of a fair group are
+    what its queue, which takes `queue_bytes`, leaves of `FAIR_BYTES_PER_RECORD`."""
+    if not policy.fairness_by:
+        return BYTES_MAX
+    records = policy.fairness_lookahead
+    left = FAIR_BYTES_PER_RECORD * records - queue_bytes
+    return max(BYTES_MAX, FAIR_LOG_BYTES_PER_RECORD * records, left)

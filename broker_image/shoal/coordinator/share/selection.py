@@ -98,7 +98,7 @@ class Selection:
         #: Limits the records of one fetch if keys collide.
         self.fetch_limit = FetchLimit()
         #: The last reads of the scanner.
-        self.read_cache = ReadCache(compute_cache_bytes(policy))
+        self.read_cache = ReadCache()
         self._share = share
         header = policy.tenant_header
         headers = (
@@ -382,6 +382,12 @@ class Selection:
         if changes:
             self._share.advance()
         return scanned, changes
+
+    def keep_read(self, batches: Batches) -> None:
+        """Keep a read of the log for the fetches that get its records."""
+        queue_bytes = 0 if self.fair is None else self.fair.size_bytes
+        self.read_cache.bytes_max = compute_cache_bytes(self.policy, queue_bytes)
+        self.read_cache.add(batches)
 
     def take_in_new(self, first: int, keys: array[int]) -> None:
         """Add new records from `first` on, of which only the keys matter."""

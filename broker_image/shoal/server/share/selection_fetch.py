@@ -309,7 +309,7 @@ def _scan(
             if batches.skipped:
                 selection.read_cache.clear()
             else:
-                selection.read_cache.add(batches)
+                selection.keep_read(batches)
         scanned, skipped = selection.scan(now_ms, budget, settings, fresh)
         budget -= max(scanned, 1)
         changes += skipped

@@ -252,6 +252,15 @@ def test_the_window_of_known_records_is_bounded_and_says_so() -> None:
     assert selection.needs_scan(1, 5000)
 
 
+@pytest.mark.parametrize("limits", [{}, {"share.tenant.max.in.flight": "1000"}])
+def test_what_the_queue_leaves_of_200_bytes_a_record_is_for_reads(limits: dict[str, str]) -> None:
+    """With limits the queue is one of objects."""
+    group = Group({**BY_KEY, **limits}, [b"%d" % n for n in range(1000)])
+    group.selection.keep_read(group.batches)
+    assert group.fair.size_bytes >= 1000 * 50
+    assert group.selection.read_cache.bytes_max == 200 * 100_000 - group.fair.size_bytes
+
+
 @pytest.mark.parametrize("header", ["", "p"])
 def test_a_record_ahead_takes_less_than_200_bytes(header: str) -> None:
     policy = SelectionPolicy(fairness_by="key", priority_header=header)

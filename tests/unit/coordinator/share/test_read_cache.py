@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.coordinator.share import read_cache
 from shoal.coordinator.share.batches import Batches, scan
+from shoal.coordinator.share.settings import SelectionPolicy
 from shoal.record.batch import iter_headers
 from shoal.record.records import build_batch, read_records
 
@@ -62,3 +63,19 @@ def test_the_oldest_go_when_there_is_more_than_may_be_kept() -> None:
     assert kept.find(0) == (None, 60)
     kept.clear()
     assert kept.find(99) == (None, None)
+
+
+def test_a_fair_group_keeps_at_least_100_bytes_for_each_record_that_it_looks_ahead() -> None:
+    """That is also so if its queue takes almost all of the 200, and is no reason to keep less than
+    other groups keep."""
+    plain, small, fair = (
+        SelectionPolicy(fairness_by=by, fairness_lookahead=ahead)
+        for by, ahead in (("", 100_000), ("key", 1000), ("key", 100_000))
+    )
+    policies = ((plain, 0), (small, 0), (fair, 6_000_000), (fair, 19_000_000))
+    assert [read_cache.compute_cache_bytes(*case) for case in policies] == [
+        1 << 20,
+        1 << 20,
+        14_000_000,
+        10_000_000,
+    ]
