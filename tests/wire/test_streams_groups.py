@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shoal.coordinator.group.streams.topology import ENTRIES_MAX
 from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
 from support.brokers.wireclient import WireClient
 from support.runs.conditions import eventually
 
@@ -109,3 +111,23 @@ def test_metrics_count_groups_by_state_and_assignments(broker: ShoalProcess) -> 
         assert broker.metric(f"{prefix}_streams_group_rebalance_count_total") > assigned
         (kind,) = broker.samples(f"{prefix}_group_count", protocol="streams")
         assert kind.value == 1
+
+
+def test_a_topology_that_is_too_large_is_refused(broker: ShoalProcess) -> None:
+    """Each heartbeat of a group may look at all of it."""
+    large = topology("in")
+    large["subtopologies"][0]["source_topics"] *= ENTRIES_MAX
+    body = {
+        "group_id": "large-topology",
+        "member_id": "m",
+        "member_epoch": 0,
+        "rebalance_timeout_ms": 60_000,
+        "topology": large,
+        "process_id": "p",
+        **dict.fromkeys(("client_tags", "task_offsets", "task_end_offsets")),
+        **dict.fromkeys(TASKS, ()),
+    }
+    with WireClient(broker.bootstrap) as wire:
+        answer = wire.call(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, body)
+    assert answer.error_code == ErrorCode.streams_invalid_topology
+    assert f"may have {ENTRIES_MAX}" in answer.error_message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from support.attacks import attackers, commit_attackers, login_attackers
+from support.attacks import attackers, commit_attackers, login_attackers, streams_attackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +35,8 @@ CATALOGUE: tuple[Callable[[attackers.Target], None], ...] = (
     attackers.search_by_pattern,
     attackers.ask_for_health,
     commit_attackers.finish_offsets,
+    streams_attackers.describe_topologies,
+    streams_attackers.create_internal_topics,
     login_attackers.make_up_tokens,
     login_attackers.hold_logins,
     login_attackers.shake_hands,

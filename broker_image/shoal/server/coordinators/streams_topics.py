@@ -3,10 +3,14 @@
 The heartbeat that finds topics missing does not wait for them: a later one finds them. A topic that
 could not be created is not requested again while its error is remembered, and members see the error
 in their responses.
+
+A topology may have thousands of topics. They are created some at a time, so that others are served
+in between, up to the first ones that fail. A later heartbeat asks for the rest again.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.metadata.topics import NewTopic
@@ -14,15 +18,19 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from shoal.coordinator.group.streams.topology import StreamsInternalTopic
     from shoal.protocol.responses import topics as responses
     from shoal.server.cluster.topic_creation import TopicCreation
     from shoal.server.node import Node
 
+    _Creation = asyncio.Future[list[responses.CreateTopicsCreatableTopicResult]]
+
 #: The most errors that are remembered.
 ERRORS_MAX = 1_000
+#: The most topics and partitions that are created at once, in about 30 ms.
+CHUNK_TOPICS_MAX, CHUNK_PARTITIONS_MAX = 100, 2_000
 
 
 class _CreationFailure(NamedTuple):
@@ -44,11 +52,17 @@ class StreamsTopics:
         remembered for `error_ttl_ms`."""
         failed = self.get_errors(topics)
         names = [n for n in sorted(topics) if n not in self._creating and n not in failed]
-        if not names:
-            return
-        self._creating.update(names)
-        created = self._creation.create_topics([_make_new_topic(topics[name]) for name in names])
-        created.add_done_callback(lambda done: self._on_created(names, done, error_ttl_ms))
+        if names:
+            self._creating.update(names)
+            self._create([topics[name] for name in names], error_ttl_ms)
+
+    def _create(self, topics: Sequence[StreamsInternalTopic], error_ttl_ms: int) -> None:
+        """Create the first ones of some topics, and then the others, until some fail."""
+        count = _count_chunk(topics)
+        created = self._creation.create_topics([_make_new_topic(t) for t in topics[:count]])
+        created.add_done_callback(
+            lambda done: self._on_created(topics[:count], topics[count:], done, error_ttl_ms)
+        )
 
     def get_errors(self, names: Collection[str]) -> dict[str, str]:
         """The remembered errors of these topics, by name."""
@@ -60,31 +74,51 @@ class StreamsTopics:
 
     def _on_created(
         self,
-        names: list[str],
-        future: asyncio.Future[list[responses.CreateTopicsCreatableTopicResult]],
+        topics: Sequence[StreamsInternalTopic],
+        others: Sequence[StreamsInternalTopic],
+        future: _Creation,
         error_ttl_ms: int,
     ) -> None:
-        self._creating.difference_update(names)
+        self._creating.difference_update(topic.name for topic in (*topics, *others))
         if future.cancelled():
             return
-        error = future.exception()
-        if error is None:
-            failed = {
-                result["name"]: _get_message(result)
-                for result in future.result()
-                if _has_failed(result)
-            }
-        elif isinstance(error, ApiError):
-            failed = dict.fromkeys(names, error.message or error.code.name)
-        else:
-            raise error
-        until_ms = self._node.clock.now_ms() + error_ttl_ms
+        failed = _find_failed([topic.name for topic in topics], future)
+        self._note_failures(failed, self._node.clock.now_ms() + error_ttl_ms)
+        if others and not failed:
+            self._creating.update(topic.name for topic in others)
+            self._create(others, error_ttl_ms)
+
+    def _note_failures(self, failed: Mapping[str, str], until_ms: int) -> None:
         for name, message in failed.items():
-            self._node.log.warning(
-                "an internal topic of a streams group was not created", topic=name, error=message
-            )
             if len(self._failures) < ERRORS_MAX:
                 self._failures[name] = _CreationFailure(message, until_ms)
+        for name, message in islice(failed.items(), 1):
+            self._node.log.warning(
+                "internal topics of a streams group were not created",
+                topics=len(failed),
+                first=name,
+                error=message,
+            )
+
+
+def _count_chunk(topics: Sequence[StreamsInternalTopic]) -> int:
+    """Return how many of the first topics are created at once, at least one."""
+    partitions = accumulate(topic.partitions for topic in topics[:CHUNK_TOPICS_MAX])
+    return max(1, sum(1 for total in partitions if total <= CHUNK_PARTITIONS_MAX))
+
+
+def _find_failed(names: Sequence[str], future: _Creation) -> dict[str, str]:
+    """Return why topics were not created, by name. Raises what is no `ApiError`."""
+    error = future.exception()
+    if error is None:
+        return {
+            result["name"]: _get_message(result)
+            for result in future.result()
+            if _has_failed(result)
+        }
+    if isinstance(error, ApiError):
+        return dict.fromkeys(names, error.message or error.code.name)
+    raise error
 
 
 def _has_failed(result: responses.CreateTopicsCreatableTopicResult) -> bool:

@@ -8,8 +8,10 @@ topics of one metadata image. The answers are those of Kafka 4.4.0.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.group.streams.topology import (
@@ -21,13 +23,17 @@ from shoal.coordinator.group.streams.topology import (
 from shoal.coordinator.java_order import sort_by_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from shoal.coordinator.group.topics import TopicCatalog
     from shoal.protocol.responses import groups as responses
 
 #: The most topics that a message names.
 NAMED_MAX = 3
+#: Tasks of a topology. Each subtopology may read the same topic of many partitions, so a request of
+#: some kilobytes could ask for millions of tasks, each of which takes some 200 bytes while they are
+#: assigned. With this many, the step that gives all of them to one member takes about 80 ms.
+TASKS_MAX = 50_000
 
 
 class StatusCode(IntEnum):
@@ -98,6 +104,7 @@ def configure(topology: Topology, catalog: TopicCatalog) -> ConfiguredTopology:
             s: _configure_subtopology(topology.subtopologies[s], counts)
             for s in sorted(topology.subtopologies)
         }
+        _check_tasks(configured.values())
         missing = _find_missing(configured.values(), catalog)
     except _UnusableTopicsError as unusable:
         return ConfiguredTopology(topology.epoch, problem=unusable.status)
@@ -144,6 +151,15 @@ def _configure_subtopology(
     )
 
 
+def _check_tasks(configured: Iterable[ConfiguredSubtopology]) -> None:
+    tasks = sum(subtopology.tasks for subtopology in configured)
+    if tasks > TASKS_MAX:
+        raise _make_incorrect_error(
+            f"The topology has {tasks} tasks, and a group may have {TASKS_MAX}. Use source topics "
+            "of fewer partitions, or divide the application."
+        )
+
+
 def _find_missing(
     configured: Iterable[ConfiguredSubtopology], catalog: TopicCatalog
 ) -> dict[str, StreamsInternalTopic]:
@@ -179,11 +195,17 @@ class _PartitionCounts:
         #: Repartition topics whose number of partitions the application sets, and the others.
         self._fixed = {topic.name for topic in repartition if topic.partitions}
         self._flexible = {topic.name for topic in repartition if not topic.partitions}
+        self._repartition = self._fixed | self._flexible
         self.decided: dict[str, int] = {t.name: t.partitions for t in repartition if t.partitions}
 
     def get_count(self, name: str) -> int:
         count = self._catalog.count_partitions(name)
         return self.decided[name] if count is None else count
+
+    @cached_property
+    def _fixed_counts(self) -> set[int]:
+        """The numbers of all fixed topics. No co-partition group changes one of them."""
+        return {self.get_count(name) for name in self._fixed}
 
     def decide(self) -> None:
         """Decide the numbers of all internal topics."""
@@ -200,25 +222,41 @@ class _PartitionCounts:
             self.decided |= {topic.name: tasks for topic in subtopology.state_changelog_topics}
 
     def _decide_repartition_topics(self) -> None:
+        """Decide as Kafka does: in rounds through the subtopologies in the order of their hashes.
+        One decides the numbers of its sinks when it comes to its turn with a source whose number is
+        known. A subtopology is visited when that is so, instead of in each round."""
         counts = dict(self.decided)
-        pending = True
-        while pending:
-            pending = progress = False
-            for subtopology in self._topology.in_hash_order:
-                for name in subtopology.repartition_sink_topics:
-                    if name in counts:
-                        continue
-                    count = self._find_largest_source(subtopology, counts)
-                    if count is None:
-                        pending = True
-                    else:
-                        counts[name] = count
-                        progress = True
-            if pending and not progress:
-                raise make_topology_error(
-                    "Failed to compute number of partitions for all repartition topics. There may "
-                    "be loops in the topology that cannot be resolved."
-                )
+        order = self._topology.in_hash_order
+        readers: dict[str, list[int]] = {}
+        for index, subtopology in enumerate(order):
+            for topic in subtopology.repartition_source_topics:
+                readers.setdefault(topic.name, []).append(index)
+        begun = [
+            self._find_largest_source(subtopology, counts) is not None for subtopology in order
+        ]
+        #: Pairs of a round and the index of a subtopology.
+        visits = [(0, index) for index, has_count in enumerate(begun) if has_count]
+        while visits:
+            turn, index = heapq.heappop(visits)
+            count = self._find_largest_source(order[index], counts)
+            assert count is not None
+            for name in order[index].repartition_sink_topics:
+                if name in counts:
+                    continue
+                counts[name] = count
+                for reader in readers.get(name, ()):
+                    if not begun[reader]:
+                        begun[reader] = True
+                        heapq.heappush(visits, (turn + (reader <= index), reader))
+        if any(
+            name not in counts
+            for subtopology in order
+            for name in subtopology.repartition_sink_topics
+        ):
+            raise make_topology_error(
+                "Failed to compute number of partitions for all repartition topics. There may "
+                "be loops in the topology that cannot be resolved."
+            )
         if not self._flexible <= counts.keys():
             raise make_topology_error(
                 "Failed to compute number of partitions for all repartition topics, because a "
@@ -238,15 +276,13 @@ class _PartitionCounts:
         """Give the repartition topics of a co-partition group the same number of partitions."""
         if not names:
             return
-        repartition = {n: self.get_count(n) for n in sorted(names & (self._fixed | self._flexible))}
+        repartition = {n: self.get_count(n) for n in sorted(names & self._repartition)}
         other_counts = {n: self.get_count(n) for n in sorted(names - repartition.keys())}
         if other_counts:
-            count = _get_common_count(other_counts, other_counts)
+            count = _get_common_count(set(other_counts.values()), other_counts)
         elif self._fixed:
             # As in Kafka, all fixed topics of the topology are compared, also of other groups.
-            count = _get_common_count(
-                {n: self.get_count(n) for n in sorted(self._fixed)}, repartition
-            )
+            count = _get_common_count(self._fixed_counts, repartition)
         else:
             count = max(repartition.values())
         for name, own_count in repartition.items():
@@ -258,14 +294,15 @@ class _PartitionCounts:
             self.decided[name] = count
 
 
-def _get_common_count(counts: Mapping[str, int], named_counts: Mapping[str, int]) -> int:
-    """The number that all `counts` equal. A refusal names the topics in `named_counts`."""
-    if len(set(counts.values())) > 1:
+def _get_common_count(counts: Collection[int], named_counts: Mapping[str, int]) -> int:
+    """The number in `counts` if it is the only one. A refusal names the topics in
+    `named_counts`."""
+    if len(counts) > 1:
         topics = ", ".join(f"{name}={count}" for name, count in sorted(named_counts.items()))
         raise _make_incorrect_error(
             f"Following topics do not have the same number of partitions: [{{{topics}}}]"
         )
-    return next(iter(counts.values()))
+    return next(iter(counts))
 
 
 def _make_incorrect_error(detail: str) -> _UnusableTopicsError:

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from shoal.protocol.responses import groups as responses
 
 
+#: Subtopologies, topics, configs of topics and entries of co-partition groups of a topology. Each
+#: heartbeat of a group may compare all of them with the cluster's topics, which takes some 40 ms
+#: for as many. A changelog topic with its usual configs counts as five.
+ENTRIES_MAX = 4_000
+
+
 class StreamsInternalTopic(NamedTuple):
     """A repartition or changelog topic.
 
@@ -192,6 +198,23 @@ def list_topic_names(subtopologies: Iterable[Any]) -> list[str]:
             )
         )
     )
+
+
+def check_size(subtopologies: Iterable[Any]) -> None:
+    """Raises STREAMS_INVALID_TOPOLOGY if the subtopologies of a heartbeat request are too many or
+    too large."""
+    entries = 0
+    for subtopology in subtopologies:
+        internal = (*subtopology.repartition_source_topics, *subtopology.state_changelog_topics)
+        entries += 1 + len(subtopology.source_topics) + len(subtopology.repartition_sink_topics)
+        entries += len(internal) + sum(len(topic.topic_configs) for topic in internal)
+        for group in subtopology.copartition_groups:
+            entries += 1 + len(group.source_topics) + len(group.repartition_source_topics)
+    if entries > ENTRIES_MAX:
+        raise make_topology_error(
+            f"The topology has {entries} subtopologies, topics, configs and entries of "
+            f"co-partition groups, and may have {ENTRIES_MAX}. Divide the application."
+        )
 
 
 def check(value: Mapping[str, Any]) -> None:

@@ -40,6 +40,7 @@ def handle(
 ) -> BodyOrFuture[responses.StreamsGroupHeartbeatResponse]:
     body = request.body
     if body.topology is not None:
+        topology.check_size(body.topology.subtopologies)
         _check_topics(broker, request, topology.list_topic_names(body.topology.subtopologies))
     heartbeat = _parse_heartbeat(request)
     reply = broker.groups.submit(
