@@ -38,6 +38,7 @@ from shoal.client.net.metadata import Topic
 from shoal.client.produce.partitioner import choose_partition
 from shoal.client.produce.producer import Producer
 from shoal.client.queues.reserved_groups import get_redrive_group as get_redrive_group
+from shoal.coordinator.share.dead_letters import estimate_size_bytes
 from shoal.dead_letters.dead_letter_topics import TOPIC
 from shoal.dead_letters.records import (
     DeadLetter,
@@ -52,14 +53,23 @@ from shoal.record.batch import CorruptBatch
 from shoal.record.offset_set import OffsetSet, to_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from uuid import UUID
 
     from shoal.client.admin.configs import ConfigEntry
     from shoal.record.records import Record
 
-#: Letters that are sent, and entered in the ledger, together.
-CHUNK = 500
+#: Letters that are sent, and entered in the ledger, together; fewer if they are large. Batches of a
+#: few kilobytes may expand to many megabytes, and a redrive may run in the operator.
+CHUNK, CHUNK_BYTES = 500, 16 << 20
 #: Seconds to wait until another redrive of the topic ends, or until the broker removes a dead one
 #: (the session timeout of consumer groups).
 TURN_TIMEOUT_S = 60.0
@@ -137,6 +147,13 @@ class RedrivePlan:
     dry_run: bool = False
     ends: Mapping[TopicPartition, int] | None = None
     edit: RecordEdit | None = None
+
+
+class _SourceRecords(NamedTuple):
+    """Records that were read, and the offset behind what was looked at."""
+
+    records: list[Record]
+    end: int
 
 
 class Redrive:
@@ -230,8 +247,10 @@ class Redrive:
                 await self._take_over(topic_id, state)
             bounds = (starts[partition], ends[partition])
             async for letters in self._read_chunks(partition, state, bounds, progress):
-                turn.check()
-                await self._send(topic_id, state, letters)
+                remaining = letters
+                while remaining:
+                    turn.check()
+                    remaining = await self._send(topic_id, state, remaining)
             if self._is_full:
                 break
 
@@ -265,6 +284,7 @@ class Redrive:
             ranges = [*offsets.iter_ranges()]
             first, last = max(first, ranges[0][0]), min(last, ranges[-1][1])
         chunk: list[DeadLetter] = []
+        chunk_bytes = 0
         size = CHUNK if self.plan.rate is None else max(1, min(CHUNK, int(self.plan.rate)))
         if first > last:
             return
@@ -276,9 +296,10 @@ class Redrive:
                 if self._is_wanted(state, record, letter):
                     assert letter is not None
                     chunk.append(letter)
-                    if len(chunk) >= min(size, self._remaining):
+                    chunk_bytes += estimate_size_bytes(record)
+                    if len(chunk) >= min(size, self._remaining) or chunk_bytes >= CHUNK_BYTES:
                         yield chunk
-                        chunk = []
+                        chunk, chunk_bytes = [], 0
                 if self._is_full:
                     return
         if chunk:
@@ -288,17 +309,19 @@ class Redrive:
         self, partition: TopicPartition, records: Iterable[Record]
     ) -> AsyncIterator[tuple[Record, DeadLetter | None]]:
         """Yield each record of the dead-letter topic, with the letter in it if it counts."""
-        parsed = [
-            (raw_record, parse_dead_letter(partition.topic, partition.partition, raw_record))
-            for raw_record in records
-        ]
-        await self._learn_doubts({letter.group for _, letter in parsed if letter is not None})
-        for record, letter in parsed:
-            doubt = "" if letter is None else self._doubts[letter.group]
-            if doubt:
-                self.result.doubted += 1
-                self.result.doubt = doubt
-            yield record, None if doubt else letter
+        for some_records in _split(records):
+            await asyncio.sleep(0)  # To expand a batch may take long, so others have a turn.
+            parsed = [
+                (raw_record, parse_dead_letter(partition.topic, partition.partition, raw_record))
+                for raw_record in some_records
+            ]
+            await self._learn_doubts({letter.group for _, letter in parsed if letter is not None})
+            for record, letter in parsed:
+                doubt = "" if letter is None else self._doubts[letter.group]
+                if doubt:
+                    self.result.doubted += 1
+                    self.result.doubt = doubt
+                yield record, None if doubt else letter
 
     async def _learn_doubts(self, groups: Collection[str]) -> None:
         """Learn whether groups have this topic as their dead-letter topic. Raises `KafkaError`."""
@@ -342,9 +365,14 @@ class Redrive:
             return True
         return False
 
-    async def _read_originals(self, letters: Iterable[DeadLetter]) -> dict[int, Record]:
-        """Return the existing records of letters by the letter's offset."""
+    async def _read_originals(
+        self, letters: Iterable[DeadLetter]
+    ) -> tuple[dict[int, Record], set[int]]:
+        """Return the existing records of letters by the letter's offset, and the offsets of letters
+        whose records do not fit into memory beside these. They come next."""
         originals: dict[int, Record] = {}
+        later: set[int] = set()
+        room = CHUNK_BYTES
         bare: dict[TopicPartition, list[DeadLetter]] = {}
         for letter in letters:
             if letter.is_bare:
@@ -355,12 +383,11 @@ class Redrive:
         for source, bare_letters in bare.items():
             by_offset = {letter.source_offset: letter.offset for letter in bare_letters}
             try:
-                originals |= {
-                    by_offset[record.offset]: record
-                    for first, last in to_ranges(sorted(by_offset))
-                    for record in await self._read_source_records(source, first, last)
-                    if record.offset in by_offset
-                }
+                for first, last in to_ranges(sorted(by_offset)):
+                    read = await self._read_source_records(source, first, last, room)
+                    room -= sum(map(estimate_size_bytes, read.records))
+                    originals |= {by_offset[record.offset]: record for record in read.records}
+                    later |= {by_offset[offset] for offset in range(read.end, last + 1)}
             except KafkaError as error:
                 if error.code != ErrorCode.topic_authorization_failed:
                     raise
@@ -370,7 +397,7 @@ class Redrive:
                 letter_offset: original._replace(key=edit.key, value=edit.value)
                 for letter_offset, original in originals.items()
             }
-        return originals
+        return originals, later
 
     def _refuse(self, letters: int, error: ClientError) -> None:
         """Count letters that a broker refuses, so that they stop no others."""
@@ -378,33 +405,54 @@ class Redrive:
         self.result.refusal = error
 
     async def _read_source_records(
-        self, partition: TopicPartition, first: int, last: int
-    ) -> list[Record]:
+        self, partition: TopicPartition, first: int, last: int, bytes_max: int = CHUNK_BYTES
+    ) -> _SourceRecords:
+        """Read the records that still exist from `first` to `last`, at least one of them if there
+        is room for any."""
+        records: list[Record] = []
+        if bytes_max <= 0:
+            return _SourceRecords(records, first)
         try:
-            return [
-                record
-                async for fetched in self._fetcher.fetch_range(*partition, first, last)
-                for record in fetched.records()
-            ]
+            async for fetched in self._fetcher.fetch_range(*partition, first, last):
+                for record in fetched.records():
+                    records.append(record)
+                    bytes_max -= estimate_size_bytes(record)
+                    if bytes_max <= 0:
+                        return _SourceRecords(records, record.offset + 1)
+            return _SourceRecords(records, last + 1)
         except KafkaError as error:
             if error.code not in _GONE:
                 raise
         except (CorruptRecords, CorruptBatch):
             pass
         if first == last:
-            return []
-        # One record of the range no longer exists: read each record individually.
-        return [
-            r
-            for o in range(first, last + 1)
-            for r in await self._read_source_records(partition, o, o)
-        ]
+            return _SourceRecords([], last + 1)
+        # One record of the range no longer exists.
+        return await self._read_each_source_record(partition, first, last, bytes_max)
+
+    async def _read_each_source_record(
+        self, partition: TopicPartition, first: int, last: int, bytes_max: int
+    ) -> _SourceRecords:
+        """Read the records that still exist from `first` to `last`, one by one."""
+        records: list[Record] = []
+        for offset in range(first, last + 1):
+            if bytes_max <= 0:
+                return _SourceRecords(records, offset)
+            one_record = (await self._read_source_records(partition, offset, offset)).records
+            records += one_record
+            bytes_max -= sum(map(estimate_size_bytes, one_record))
+        return _SourceRecords(records, last + 1)
 
     # Sending.
 
-    async def _send(self, topic_id: UUID, state: RedriveState, letters: list[DeadLetter]) -> None:
+    async def _send(
+        self, topic_id: UUID, state: RedriveState, letters: list[DeadLetter]
+    ) -> list[DeadLetter]:
+        """Send letters, and return those that do not fit into memory beside the others."""
         refused = self.result.refused
-        originals = await self._read_originals(letters)
+        originals, later = await self._read_originals(letters)
+        remaining = [letter for letter in letters if letter.offset in later]
+        letters = [letter for letter in letters if letter.offset not in later]
         refused = self.result.refused - refused
         self.result.records_missing += len(letters) - len(originals) - refused
         targets = {}
@@ -416,7 +464,7 @@ class Redrive:
         letters = [letter for letter in letters if letter.offset in targets]
         if self.plan.dry_run or not letters:
             self.result.sent.update(_make_kind(letter) for letter in letters)
-            return
+            return remaining
         ends = await self._find_ends(set(targets.values()))
         state.sending = Sending(letters[0].offset, letters[-1].offset, ends)
         await self._ledger.write(topic_id, state)
@@ -431,6 +479,7 @@ class Redrive:
         if self.plan.rate is not None:
             due_s = self._begun_s + self.result.total / self.plan.rate
             await asyncio.sleep(max(0.0, due_s - self.cluster.now()))
+        return remaining
 
     async def _find_target(self, letter: DeadLetter, key: bytes | None) -> TopicPartition | None:
         """Return a letter's target: its source partition, or the key's in another topic or for an
@@ -552,14 +601,16 @@ class Redrive:
                     if sending.first <= int(offset) <= sending.last:
                         state.redriven.add(int(offset))
         source = TopicPartition(state.topic, state.partition)
-        records = await self._read_source_records(source, sending.first, sending.last)
-        await self._free(
-            [
-                letter
-                async for record, letter in self._read_dead_letters(source, records)
-                if letter is not None and record.offset in state.redriven
-            ]
-        )
+        end = sending.first
+        while end <= sending.last:
+            records, end = await self._read_source_records(source, end, sending.last)
+            await self._free(
+                [
+                    letter
+                    async for record, letter in self._read_dead_letters(source, records)
+                    if letter is not None and record.offset in state.redriven
+                ]
+            )
         state.sending = None
         await self._ledger.write(topic_id, state)
 
@@ -578,6 +629,20 @@ class Redrive:
                 raise outcome
             offsets[partition] = outcome.offset
         return offsets
+
+
+def _split(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the records some at a time."""
+    some_records: list[Record] = []
+    size = 0
+    for record in records:
+        some_records.append(record)
+        size += estimate_size_bytes(record)
+        if size >= CHUNK_BYTES or len(some_records) >= CHUNK:
+            yield some_records
+            some_records, size = [], 0
+    if some_records:
+        yield some_records
 
 
 def _make_kind(letter: DeadLetter) -> DeadLetterKind:

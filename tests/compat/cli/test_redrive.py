@@ -16,7 +16,9 @@ from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError, expect
 from shoal.client.net.cluster import TopicPartition
 from shoal.client.net.connection import Connection
-from shoal.dead_letters.records import DeadLetterFilter, get_redrive_source
+from shoal.coordinator.share.dead_letters import estimate_size_bytes
+from shoal.dead_letters import redrive
+from shoal.dead_letters.records import DeadLetter, DeadLetterFilter, get_redrive_source
 from shoal.dead_letters.redrive import RecordEdit, Redrive, RedrivePlan, get_redrive_group
 from shoal.dead_letters.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.protocol.errors import ErrorCode
@@ -317,6 +319,43 @@ def test_a_cancelled_redrive_leaves_its_group(
     assert cancelled > 10
     back = queue.records(queue.topic)[3:]
     assert sorted(int(r.value or b"") for r in back) == list(range(3))
+
+
+class MeasuredRedrive(Redrive):
+    """Notes how many bytes of records it sends at a time."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sizes: list[int] = []
+
+    async def _produce(
+        self, letters: Any, originals: dict[int, Record], targets: Any
+    ) -> list[DeadLetter]:
+        self.sizes.append(sum(map(estimate_size_bytes, originals.values())))
+        return await super()._produce(letters, originals, targets)
+
+
+@pytest.mark.parametrize("copies", ["true", "false"])
+def test_large_letters_are_sent_few_at_a_time(
+    queue: Letters, monkeypatch: pytest.MonkeyPatch, copies: str
+) -> None:
+    """Batches of a few kilobytes may expand to many megabytes. A letter without its record takes
+    nothing until the record is read."""
+    monkeypatch.setattr(redrive, "CHUNK_BYTES", 10_000)
+    queue.configure(**{f"{DLQ}.copy.record.enable": copies})
+    sent = [b"%02d" % number + bytes(4_000) for number in range(20)]
+    queue.produce(sent)
+    queue.reject(20, unless=lambda value: value[1] % 2 == 1)  # So no two lie side by side.
+
+    async def send_measured() -> list[int]:
+        run = MeasuredRedrive(queue.client.client.cluster, RedrivePlan(queue.letters))
+        assert (await run.run()).total == 10
+        return run.sizes
+
+    sizes = queue.client.run(send_measured())
+    assert len(sizes) > 2
+    assert max(sizes) < 2 * 10_000
+    assert values(queue.records(queue.topic, 20)) == sent[::2]
 
 
 def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
