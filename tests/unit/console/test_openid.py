@@ -198,22 +198,25 @@ def test_a_state_is_valid_once_in_its_browser_for_some_minutes() -> None:
 @pytest.mark.parametrize("count", [20, pytest.param(5_000, marks=pytest.mark.nightly)])
 def test_requests_without_a_login_take_no_memory_and_push_out_no_login(count: int) -> None:
     async def call(world: World) -> None:
-        def count_kept() -> int:
-            return sum(len(one) for one in vars(world.login).values() if isinstance(one, Sized))
-
         back = await world.answer(await world.begin())
-        before = count_kept()
+        before = count_kept(world)
         async with another_browser(world.page) as other:
             for _ in range(count):
                 await world._replace(page=other).begin()
-        assert count_kept() == before
+        assert count_kept(world) == before
         assert (await world.step(back)).status == 302
 
     run(call)
 
 
+def count_kept(world: World) -> int:
+    """Return how much the console keeps of logins and their states."""
+    return sum(len(one) for one in vars(world.login).values() if isinstance(one, Sized))
+
+
 def test_a_state_asks_the_provider_once() -> None:
-    """Also with wrong codes: otherwise one login that began makes any number of requests to it."""
+    """Also with wrong codes: otherwise one login that began makes any number of requests to it. The
+    state is forgotten when it is too old for a login."""
 
     async def call(world: World) -> None:
         back = await world.answer(await world.begin())
@@ -221,6 +224,12 @@ def test_a_state_asks_the_provider_once() -> None:
         answers = [await world.step(wrong) for _ in range(3)]
         assert [answer.status for answer in answers] == [401, 400, 400]
         assert len(world.provider.forms) == 1
+        kept = count_kept(world)
+        for times in (1, 2):
+            world.clock.ahead_s = times * (PENDING_S_MAX + 1)
+            back = await world.answer(await world.begin())
+            assert (await world.step(back.replace("code=", "code=guessed-"))).status == 401
+        assert count_kept(world) == kept
 
     run(call)
 
