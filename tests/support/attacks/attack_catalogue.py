@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from support.attacks import attackers, commit_attackers, login_attackers, streams_attackers
+from support.attacks import (
+    attackers,
+    commit_attackers,
+    login_attackers,
+    queue_attackers,
+    streams_attackers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +41,9 @@ CATALOGUE: tuple[Callable[[attackers.Target], None], ...] = (
     attackers.search_by_pattern,
     attackers.ask_for_health,
     commit_attackers.finish_offsets,
+    queue_attackers.reject_bombs,
+    queue_attackers.make_up_tenants,
+    queue_attackers.send_long_ids,
     streams_attackers.describe_topologies,
     streams_attackers.create_internal_topics,
     login_attackers.make_up_tokens,

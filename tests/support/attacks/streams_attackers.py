@@ -45,7 +45,7 @@ def describe_topologies(target: Target) -> None:
                 client.call(ApiKey.STREAMS_GROUP_DESCRIBE, 0, body)
                 member.beat()
             if name == "tasks":
-                eventually(lambda m=member: m.beat().active_tasks, timeout_s=LONG_PATIENCE_S)
+                eventually(member.has_tasks, timeout_s=LONG_PATIENCE_S)
             member.end()
         delete_topic(client, SOURCE)
         delete_topic(client, SMALL)
@@ -113,6 +113,7 @@ class Member:
 
     def __init__(self, client: WireClient, group: str, values: Any) -> None:
         self._client, self._group, self._epoch = client, group, 0
+        self._has_tasks = False
         configure(client, group, {"streams.initial.rebalance.delay.ms": "0"})
         tasks: dict[str, Any] = dict.fromkeys(TASKS, ())
         joined = {"rebalance_timeout_ms": 60_000, "topology": values, "process_id": "p", **tasks}
@@ -132,7 +133,13 @@ class Member:
         }
         answer = self._client.call(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, body)
         self._epoch = answer.member_epoch
+        self._has_tasks |= bool(answer.active_tasks)
         return answer
+
+    def has_tasks(self) -> bool:
+        """Whether a heartbeat has brought tasks, this one or an earlier one."""
+        self.beat()
+        return self._has_tasks
 
     def has_topics(self) -> bool:
         """Whether no internal topic is missing."""
