@@ -28,6 +28,10 @@ NO_SPACE = "No space left on device"
 OOM_KILLED = "OOMKilled"
 #: Words before the reason why the kubelet has ended a container.
 _KILLING_PROBES = ("Liveness probe failed", "Startup probe failed")
+#: The node for which the scheduler wants the volume of a claim.
+_SELECTED_NODE = "volume.kubernetes.io/selected-node"
+#: The driver that makes the volume of a claim.
+_PROVISIONER = "volume.kubernetes.io/storage-provisioner"
 _LOST = f"Check the node. {pod_causes.OUT_OF_SERVICE}"
 
 
@@ -260,8 +264,8 @@ def _diagnose_scheduling(
     events: Sequence[Mapping[str, Any]],
 ) -> Diagnosis | None:
     name = pod["metadata"]["name"]
-    if silent := _find_silent_scheduler(pod):
-        return Diagnosis("Unschedulable", f"{name}: {silent}")
+    if _is_unseen(pod):
+        return _diagnose_binding(pod, claims, events)
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
             continue
@@ -291,25 +295,56 @@ def _diagnose_scheduling(
 def _find_provisioning_failure(
     claim: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return why a claim has no volume: what its events say, else a guess."""
+    """Return why a claim has no volume: what its events say, else which driver is silent, or a
+    guess."""
     storage_class = claim["spec"].get("storageClassName") or "the default one"
     for event in sorted(events, key=_get_time, reverse=True):
         if event["involvedObject"]["name"] == claim["metadata"]["name"]:
             message = event.get("message", "").strip().rstrip(".")
             return f"{message}. Check the storage class {storage_class} and its driver."
+    if driver := claim["metadata"].get("annotations", {}).get(_PROVISIONER):
+        return f"the driver {driver} has not made it yet. Check the driver's pods."
     return f"is there a storage class {storage_class}?"
 
 
-def _find_silent_scheduler(pod: Mapping[str, Any]) -> str:
-    """Return that no scheduler has looked at a pod, else an empty string."""
-    spec, created = pod.get("spec", {}), pod["metadata"].get("creationTimestamp")
-    seen = [c for c in pod.get("status", {}).get("conditions", []) if c["type"] == "PodScheduled"]
-    scheduler = spec.get("schedulerName")
-    if seen or not scheduler or spec.get("nodeName"):
-        return ""
-    if clock.count_seconds_since(created) < SCHEDULED_SECONDS_MAX:
-        return ""
-    return f"no scheduler has looked at it. Run the scheduler {scheduler}, or name another one."
+def _is_unseen(pod: Mapping[str, Any]) -> bool:
+    """Return whether the scheduler has said nothing about a pod for longer than it needs."""
+    spec, status = pod.get("spec", {}), pod.get("status", {})
+    if any(entry["type"] == "PodScheduled" for entry in status.get("conditions", [])):
+        return False
+    if not spec.get("schedulerName") or spec.get("nodeName"):
+        return False
+    created = pod["metadata"].get("creationTimestamp")
+    return clock.count_seconds_since(created) >= SCHEDULED_SECONDS_MAX
+
+
+def _diagnose_binding(
+    pod: Mapping[str, Any],
+    claims: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+) -> Diagnosis:
+    """Return why the scheduler has said nothing about a pod: it waits up to ten minutes for the
+    volumes of the node that it has chosen, or there is no scheduler."""
+    name, spec = pod["metadata"]["name"], pod["spec"]
+    mounted = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in spec.get("volumes", [])
+        if "persistentVolumeClaim" in volume
+    ]
+    for claim in claims:
+        node = claim["metadata"].get("annotations", {}).get(_SELECTED_NODE)
+        pending = claim.get("status", {}).get("phase") == "Pending"
+        if claim["metadata"]["name"] in mounted and node and pending:
+            text = f"{name} waits for its volume claim {claim['metadata']['name']} on the node"
+            cause = _find_provisioning_failure(claim, events)
+            return Diagnosis("VolumeNotBound", f"{text} {node}: {cause}")
+    if node := pod.get("status", {}).get("nominatedNodeName"):
+        listed = f"volume claims {', '.join(mounted)}" if mounted else "devices"
+        text = f"{name} waits for its {listed} on the node {node}. Check their events and drivers."
+        return Diagnosis("VolumeNotBound", text)
+    scheduler = spec["schedulerName"]
+    text = f"{name}: no scheduler has looked at it. Run the scheduler {scheduler}, or name another"
+    return Diagnosis("Unschedulable", f"{text} one.")
 
 
 def diagnose_expansion(

@@ -136,10 +136,48 @@ def in_init(*, restarts: str = "", seconds: float = 60):
     return found | {"spec": {"initContainers": [{"name": "first", **restart}]}}
 
 
-def make_unscheduled(seconds: float, **spec: Any):
-    """A pod that no scheduler has looked at since it was created."""
+def make_unscheduled(seconds: float, *, node: str = "", **spec: Any):
+    """A pod of which no scheduler has said anything since it was created, perhaps because it waits
+    for a volume on this node."""
     meta = {"name": "main-broker-0", "creationTimestamp": before(seconds)}
-    return {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}}
+    chosen = {"nominatedNodeName": node} if node else {}
+    return {"metadata": meta, "spec": spec, "status": {"phase": "Pending", **chosen}}
+
+
+def test_a_pod_that_waits_for_the_volume_of_its_node_has_a_scheduler() -> None:
+    """The scheduler binds volumes for up to ten minutes before it writes anything to the pod; only
+    Kubernetes 1.35 and later has the node in the pod's status."""
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data-0"}}]
+    unseen = partial(make_unscheduled, 60, schedulerName="default-scheduler", volumes=volumes)
+    annotations = {
+        "volume.kubernetes.io/selected-node": "far",
+        "volume.kubernetes.io/storage-provisioner": "ebs.csi.aws.com",
+    }
+    claim = {
+        "metadata": {"name": "data-0", "annotations": annotations},
+        "spec": {"storageClassName": "gp3"},
+        "status": {"phase": "Pending"},
+    }
+    waits = "main-broker-0 waits for its volume claim data-0 on the node far: "
+    assert diagnose_pods([unseen()], [claim]) == (
+        "VolumeNotBound",
+        f"{waits}the driver ebs.csi.aws.com has not made it yet. Check the driver's pods.",
+    )
+    failed = event("ProvisioningFailed", "access denied", "PersistentVolumeClaim", "data-0")
+    assert diagnose_pods([unseen()], [claim], [failed]) == (
+        "VolumeNotBound",
+        f"{waits}access denied. Check the storage class gp3 and its driver.",
+    )
+    # The claims of a consumer's pods are not known.
+    found = diagnose_pods([unseen(node="far")], (), role=CONSUMER)
+    assert found is not None
+    assert found.reason == "VolumeNotBound"
+    assert "volume claims data-0 on the node far" in found.message
+    # Another pod's claim says nothing of this one.
+    other = claim | {"metadata": claim["metadata"] | {"name": "data-1"}}
+    found = diagnose_pods([unseen()], [other])
+    assert found is not None
+    assert found.reason == "Unschedulable"
 
 
 @pytest.mark.parametrize(
