@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: How long executors may be missing until that is a problem: a driver needs some seconds to learn
 #: another number, and to request it.
 MISSING_SECONDS_MAX = 15.0
-#: Spark's defaults of `spark.executor.memory`, and of what it adds for a job in Python.
-_MEMORY, _OVERHEAD_MIN, _OVERHEAD_FACTOR = "1g", "384m", "0.4"
+#: Spark's defaults of what it adds to the memory of an executor for a job in Python.
+_OVERHEAD_MIN, _OVERHEAD_FACTOR = "384m", "0.4"
 _SPARK_SIZE = re.compile(r"(\d+)([kmgtp]?)b?$", re.IGNORECASE)
 #: Scopes of a ResourceQuota in which an executor is; with others, a quota may not be about it.
 _OWN_SCOPES = {"NotTerminating", "NotBestEffort"}
@@ -142,7 +142,7 @@ def _build_container(application: Mapping[str, Any]) -> Manifest:
     def get(field: str, key: str, default: str) -> str:
         return str(executor.get(field) or conf.get(f"spark.executor.{key}") or default)
 
-    memory_mib = _parse_spark_mib(get("memory", "memory", _MEMORY))
+    memory_mib = _parse_spark_mib(get("memory", "memory", spark.MEMORY))
     kubernetes_factor = conf.get("spark.kubernetes.memoryOverheadFactor", _OVERHEAD_FACTOR)
     factor = Fraction(str(conf.get("spark.executor.memoryOverheadFactor", kubernetes_factor)))
     least_mib = _parse_spark_mib(str(conf.get("spark.executor.minMemoryOverhead", _OVERHEAD_MIN)))

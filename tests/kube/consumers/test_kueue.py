@@ -237,6 +237,36 @@ def test_kueue_admits_the_driver_with_all_executors(pass_time: Callable[[int], N
     asyncio.run(scenario())
 
 
+def test_kueue_counts_what_spark_requests_by_itself() -> None:
+    """Kueue reads these fields of a role, and neither Spark's defaults and properties nor the
+    template: without them, the pods would take nothing of the quota."""
+
+    async def scenario() -> None:
+        limits = {"ephemeral-storage": "1Gi", "nvidia.com/gpu": "2"}
+        container = {"name": "spark-kubernetes-executor", "resources": {"limits": limits}}
+        template = {"spec": {"containers": [container]}}
+        conf = {"spark.driver.memory": "700m", "spark.kubernetes.driver.request.cores": "100m"}
+        roles = {"executor": {"template": template, "memory": "2g"}, "sparkConf": conf}
+        job = SPARK | roles | {"coresPerExecutor": 4}
+        shop = Shop(scaleTargetRef=None, spark=job, scaling=None, replicas=1)
+        join_queue(shop)
+        await shop.look(0)
+        counted = ("coreRequest", "memory", "gpu")
+        spec = shop.kube.find("SparkApplication", "eaters")["spec"]
+        assert {field: spec["driver"].get(field) for field in counted} == {
+            "coreRequest": "100m",
+            "memory": "700m",
+            "gpu": None,
+        }
+        assert {field: spec["executor"].get(field) for field in counted} == {
+            "coreRequest": "4",
+            "memory": "2g",
+            "gpu": {"name": "nvidia.com/gpu", "quantity": 2},
+        }
+
+    asyncio.run(scenario())
+
+
 def test_replicas_do_not_exceed_what_kueue_admits() -> None:
     async def scenario() -> None:
         shop = Shop(scaleTargetRef=None, spark=SPARK, scaling=None, replicas=7)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shoal_operator.model import names, rack, users
 from shoal_operator.model.consumers import kueue
@@ -62,6 +62,8 @@ _AMOUNTS: tuple[Literal["coreRequest", "coreLimit", "memory", "memoryOverhead"],
     "memory",
     "memoryOverhead",
 )
+#: Spark's default of `spark.driver.memory` and `spark.executor.memory`.
+MEMORY = "1g"
 #: Seconds until Kubeflow retries a failed application or submission.
 RETRY_SECONDS = 5
 #: Default Spark properties, which `spec.spark.sparkConf` overrides.
@@ -260,7 +262,33 @@ def _build_role(
     for key in _AMOUNTS:
         if over.get(key):
             role_spec[key] = over[key]
-    return {**role_spec, "template": _build_template(consumer, context, role, over)}
+    template = _build_template(consumer, context, role, over)
+    if kueue.get_queue(consumer):
+        properties = consumer["spec"]["spark"].get("sparkConf", {})
+        role_spec = _build_counted_amounts(role, template, properties, cores=cores) | role_spec
+    return {**role_spec, "template": template}
+
+
+def _build_counted_amounts(
+    role: Role, template: Mapping[str, Any], properties: Mapping[str, str], *, cores: int
+) -> Manifest:
+    """Return what a pod requests if the user says nothing, as the fields that Kueue counts.
+
+    Kueue reads these fields alone. So without them, a pod with Spark's defaults, or with a GPU in
+    its template, would take nothing of a quota.
+    """
+    amounts: Manifest = {
+        "coreRequest": properties.get(f"spark.kubernetes.{role}.request.cores", str(cores)),
+        "memory": properties.get(f"spark.{role}.memory", MEMORY),
+    }
+    containers = template["spec"]["containers"]
+    container = next(entry for entry in containers if entry["name"] == CONTAINERS[role])
+    limits = container.get("resources", {}).get("limits", {})
+    # Extended resources are whole numbers. A SparkApplication has room for one kind of them.
+    for name, quantity in limits.items():
+        if "/" in name and str(quantity).isdecimal():
+            return amounts | {"gpu": {"name": name, "quantity": int(quantity)}}
+    return amounts
 
 
 def _build_template(
