@@ -153,7 +153,7 @@ def test_a_pod_that_waits_for_the_volume_of_its_node_has_a_scheduler() -> None:
         "volume.kubernetes.io/selected-node": "far",
         "volume.kubernetes.io/storage-provisioner": "ebs.csi.aws.com",
     }
-    claim = {
+    claim: Any = {
         "metadata": {"name": "data-0", "annotations": annotations},
         "spec": {"storageClassName": "gp3"},
         "status": {"phase": "Pending"},
@@ -536,7 +536,7 @@ def test_a_pod_that_starts_or_runs_is_no_trouble() -> None:
 
 
 def test_a_claim_that_is_not_bound_names_its_class() -> None:
-    claim = {
+    claim: Any = {
         "metadata": {"name": "data-main-broker-0"},
         "spec": {"storageClassName": "fast"},
         "status": {"phase": "Pending"},
