@@ -27,7 +27,7 @@ from shoal_operator.kube.conditions import Verdict, get_ready_condition, is_seen
 from shoal_operator.kube.drift import has_drifted
 from shoal_operator.kube.kube import KubeClient, KubeError, format_now
 from shoal_operator.kube.statuses import StatusWriter
-from shoal_operator.model import external, hibernation, names, rack
+from shoal_operator.model import external, field_defaults, hibernation, names, rack
 from shoal_operator.model import groups as group_model
 from shoal_operator.model.consumers import job, kueue, schedules, spark, spark_templates
 from shoal_operator.model.quantities import parse_duration_ms
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shoal_operator.kube.store import Store
     from shoal_operator.model.resources.share_consumer import (
         ShareConsumerSpec,
+        ShareConsumerSpecScaling,
         ShareConsumerStatusPatch,
     )
     from shoal_operator.model.resources.share_group import ShareGroupSpec
@@ -56,8 +57,6 @@ PROGRESS_SECONDS = 2.0
 STATUS_SECONDS = 5.0
 #: How long a Secret of `spec.userSecret` counts as present.
 SECRET_MS = 60_000
-#: The default of `scaling.startupTime`.
-STARTUP_TIME = "30s"
 #: Removes the fields that a status, and a scale signal, contains only while the lag is known.
 NO_LAG: ShareConsumerStatusPatch = {
     "lag": None,
@@ -75,24 +74,29 @@ _GROUP_REASONS = ("TopicNotFound", "PositionsRefused", "OtherGroupType", "FieldN
 _REFUSED = ("OtherGroupType", "FieldNotSupported")
 
 
+def get_scaling(spec: ShareConsumerSpec) -> ShareConsumerSpecScaling:
+    """Return `spec.scaling` with the values of what it leaves out; all of them without it."""
+    return field_defaults.fill(spec.get("scaling", {}), field_defaults.SCALING)
+
+
 def build_policy(
     spec: ShareConsumerSpec, now: datetime.datetime | None = None
 ) -> scaling.ScalingPolicy:
-    """Return `spec.scaling` as numbers, with the schema's defaults.
+    """Return `spec.scaling` as numbers.
 
     Executors have their own bounds, and share the records of one micro-batch. With `now`, the
     bounds are those of the schedules at that time.
     """
-    settings = spec.get("scaling", {})
-    low, high = settings.get("minReplicas", 0), settings.get("maxReplicas", 10)
-    records = settings.get("recordsPerReplica", 500)
+    settings = get_scaling(spec)
+    low, high = settings["minReplicas"], settings["maxReplicas"]
+    records = settings["recordsPerReplica"]
     batch = 0
     if application := spec.get("spark"):
         low, high = application["minExecutors"], application["maxExecutors"]
         records = application["coresPerExecutor"] * scaling.RECORDS_PER_TASK_MIN
         batch = application["maxRecordsPerTrigger"]
-    cooldown_ms = parse_duration_ms(settings.get("cooldown", "60s"))
-    idle_ms = parse_duration_ms(settings.get("scaleToZeroAfter", "5m"))
+    cooldown_ms = parse_duration_ms(settings["cooldown"])
+    idle_ms = parse_duration_ms(settings["scaleToZeroAfter"])
     if "job" in spec:
         # Jobs end alone, and the next ones start at once.
         cooldown_ms = idle_ms = 0
@@ -104,7 +108,7 @@ def build_policy(
     return scaling.ScalingPolicy(
         replicas_min=low,
         replicas_max=high,
-        target_lag=settings.get("targetLagPerReplica", 1000),
+        target_lag=settings["targetLagPerReplica"],
         records_per_replica=records,
         records_per_batch=batch,
         cooldown_ms=cooldown_ms,
@@ -118,8 +122,7 @@ def build_policy(
 
 def get_startup_s(spec: ShareConsumerSpec) -> float:
     """Return `scaling.startupTime` in seconds."""
-    startup_time = spec.get("scaling", {}).get("startupTime", STARTUP_TIME)
-    return parse_duration_ms(startup_time) / 1000
+    return parse_duration_ms(get_scaling(spec)["startupTime"]) / 1000
 
 
 def is_scaled(spec: ShareConsumerSpec) -> bool:
@@ -506,7 +509,7 @@ class ShareConsumerReconciler:
             active = self._workloads.jobs.count_active(
                 consumer, self._monitor.get_read_ms(state.group)
             )
-            per_job = spec.get("scaling", {}).get("targetLagPerReplica", 1000)
+            per_job = get_scaling(spec)["targetLagPerReplica"]
             due = job.count_work(due, state.in_flight, active, per_job)
             # Jobs that find no record end, and would be started again and again.
             settled = age_ms = -1

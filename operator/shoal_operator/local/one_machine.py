@@ -12,7 +12,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator.local.definitions import fill_defaults, load_definitions
-from shoal_operator.model import names
+from shoal_operator.model import field_defaults, names
 from shoal_operator.model.consumers import spark
 from shoal_operator.model.listeners import INTERNAL
 
@@ -239,4 +239,6 @@ def _is_said(kind: str, path: str, value: Any) -> bool:
         schema = schema["properties"][step.removesuffix("[]")]
         schema = schema["items"] if step.endswith("[]") else schema
     default = fill_defaults(schema.get("default", {}), schema)
+    if path.endswith("Ca.type"):
+        default = field_defaults.AUTHORITY["type"]
     return value not in ("", None, False, [], {}, default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal_operator.model import field_defaults
 from shoal_operator.model.quantities import format_iso_duration, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def _build_shoal_config(spec: ShareGroupSpec) -> dict[str, str]:
         configs["share.delivery.paused"] = "true"
     if spec.get("ordering", "none") != "none":
         configs[ORDERING] = spec["ordering"]
-    if order := spec.get("keyOrder"):
+    if "keyOrder" in spec:
+        order = field_defaults.fill(spec["keyOrder"], field_defaults.KEY_ORDER)
         prefix = "share.ordering.key."
         configs[f"{prefix}batch"] = str(order["batch"])
         configs[f"{prefix}dead.letter"] = order["deadLetter"].lower()
@@ -185,7 +187,7 @@ def build_dead_letter_topic(spec: ShareGroupSpec) -> NewDeadLetterTopic | None:
     dead_letters = spec.get("deadLetters")
     if not dead_letters or "create" not in dead_letters:
         return None
-    creation = dead_letters["create"]
+    creation = field_defaults.fill(dead_letters["create"], field_defaults.DEAD_LETTER_TOPIC)
     configs = {DEAD_LETTERS_ENABLED: "true"}
     if creation.get("retention"):
         configs["retention.ms"] = str(parse_duration_ms(creation["retention"]))

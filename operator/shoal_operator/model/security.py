@@ -8,7 +8,7 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from shoal_operator.model import certificates, listeners, names, pod_layout, secret
+from shoal_operator.model import certificates, field_defaults, listeners, names, pod_layout, secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,7 +55,6 @@ _OAUTH: Mapping[Literal["jwksEndpointUrl", "validIssuer", "audience", "userNameC
     "audience": "expected.audience",
     "userNameClaim": "sub.claim.name",
 }
-VALIDITY_DAYS, RENEWAL_DAYS, OVERLAP = 365, 30, "10m"
 _UNITS = {"h": "hours", "m": "minutes", "s": "seconds"}
 
 
@@ -115,13 +114,13 @@ class CaSettings(NamedTuple):
 
 def get_settings(cluster: QueueCluster, kind: str) -> CaSettings:
     """Return the settings of an authority."""
-    authority = cluster["spec"].get(FIELDS[kind], {})
-    parts = re.findall(r"(?<!\d)(\d+)([hms])", authority.get("overlap", OVERLAP))
+    authority = field_defaults.fill(cluster["spec"].get(FIELDS[kind], {}), field_defaults.AUTHORITY)
+    parts = re.findall(r"(?<!\d)(\d+)([hms])", authority["overlap"])
     overlap = datetime.timedelta(**{_UNITS[unit]: int(number) for number, unit in parts})
     return CaSettings(
-        authority.get("generate", True),
-        authority.get("validityDays", VALIDITY_DAYS),
-        authority.get("renewalDays", RENEWAL_DAYS) * certificates.DAY,
+        authority["generate"],
+        authority["validityDays"],
+        authority["renewalDays"] * certificates.DAY,
         overlap,
     )
 

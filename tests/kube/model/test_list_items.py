@@ -1,4 +1,5 @@
-"""Fields that the items of a list leave out: the API server writes no default into the list.
+"""Fields that the items of a list, or objects that may be empty, leave out: the API server writes
+no default into them.
 
 Such a default is a conflict with who applies the list server-side, and drift for ever in Argo CD.
 The operator assumes the value in its place, and the description of the field says it.
@@ -28,6 +29,11 @@ ASSUMED = [
     ("QueueUser", "acls", field_defaults.ACL),
     ("QueueUser", "acls.resource", field_defaults.ACL_RESOURCE),
     ("ShareConsumer", "scaling.schedules", field_defaults.SCHEDULE),
+    ("QueueCluster", "clusterCa", field_defaults.AUTHORITY),
+    ("QueueCluster", "clientsCa", field_defaults.AUTHORITY),
+    ("ShareConsumer", "scaling", field_defaults.SCALING),
+    ("ShareGroup", "keyOrder", field_defaults.KEY_ORDER),
+    ("ShareGroup", "deadLetters.create", field_defaults.DEAD_LETTER_TOPIC),
 ]
 
 
@@ -50,6 +56,31 @@ def test_no_item_of_a_list_has_a_default(file: Any) -> None:
         assert [*defaults_in_items(whole, version["name"], within=False)] == []
 
 
+def iterate_schemas(schema: Manifest, path: str) -> Iterator[tuple[str, Manifest]]:
+    """Yield the schemas of objects at or under a schema that are in no list, by path."""
+    for name, field in schema.get("properties", {}).items():
+        if field.get("type") == "object":
+            yield f"{path}.{name}", field
+            yield from iterate_schemas(field, f"{path}.{name}")
+
+
+def test_what_may_be_empty_gets_nothing_inside() -> None:
+    """If kubectl has applied `create: {}`, it owns the defaults inside. When another manager takes
+    the same manifest over server-side, the API server removes them, and what remains is null, which
+    the schema refuses from then on. An object with a default of its own is made again."""
+    wrong = [
+        path
+        for file in sorted(CRDS.glob("*.yaml"))
+        for version in yaml.safe_load(file.read_text())["spec"]["versions"]
+        for path, schema in iterate_schemas(
+            version["schema"]["openAPIV3Schema"]["properties"]["spec"], file.stem
+        )
+        if not schema.get("required") and "default" not in schema
+        if any("default" in field for field in schema.get("properties", {}).values())
+    ]
+    assert wrong == []
+
+
 def fields(kind: str, path: str) -> Manifest:
     """Return the fields of an item, or of an object in it."""
     schema = schemas()[names.API_VERSION, kind]["properties"]["spec"]
@@ -65,6 +96,7 @@ def test_the_description_says_what_the_operator_assumes(
 ) -> None:
     for field, value in values.items():
         text = f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
+        text = text.lower() if isinstance(value, bool) else text
         said = fields(kind, path)[field]["description"]
         usual = (f"default {text}", f"default `{text}`", f"`{text}`, the default")
         assert any(one in said for one in usual), f"{path}.{field}: {said}"

@@ -112,12 +112,12 @@ class QueueClusterSpecClusterCaIssuerRef(TypedDict):
 
 
 class QueueClusterSpecClusterCa(TypedDict):
-    type: str
+    type: NotRequired[str]
     issuerRef: NotRequired[QueueClusterSpecClusterCaIssuerRef]
-    generate: bool
-    validityDays: int
-    renewalDays: int
-    overlap: str
+    generate: NotRequired[bool]
+    validityDays: NotRequired[int]
+    renewalDays: NotRequired[int]
+    overlap: NotRequired[str]
 
 
 class QueueClusterSpecClientsCaIssuerRef(TypedDict):
@@ -127,12 +127,12 @@ class QueueClusterSpecClientsCaIssuerRef(TypedDict):
 
 
 class QueueClusterSpecClientsCa(TypedDict):
-    type: str
+    type: NotRequired[str]
     issuerRef: NotRequired[QueueClusterSpecClientsCaIssuerRef]
-    generate: bool
-    validityDays: int
-    renewalDays: int
-    overlap: str
+    generate: NotRequired[bool]
+    validityDays: NotRequired[int]
+    renewalDays: NotRequired[int]
+    overlap: NotRequired[str]
 
 
 class QueueClusterSpecTieredStorageCredentials(TypedDict):

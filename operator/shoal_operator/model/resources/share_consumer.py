@@ -16,15 +16,15 @@ class ShareConsumerSpecScalingSchedules(TypedDict):
 
 
 class ShareConsumerSpecScaling(TypedDict):
-    minReplicas: int
-    maxReplicas: int
-    targetLagPerReplica: int
+    minReplicas: NotRequired[int]
+    maxReplicas: NotRequired[int]
+    targetLagPerReplica: NotRequired[int]
     targetRecordAge: NotRequired[str]
     schedules: NotRequired[list[ShareConsumerSpecScalingSchedules]]
-    recordsPerReplica: int
-    cooldown: str
-    scaleToZeroAfter: str
-    startupTime: str
+    recordsPerReplica: NotRequired[int]
+    cooldown: NotRequired[str]
+    scaleToZeroAfter: NotRequired[str]
+    startupTime: NotRequired[str]
 
 
 class ShareConsumerSpecScaleTargetRef(TypedDict):

@@ -6,9 +6,9 @@ from typing import Any, NotRequired, TypedDict
 
 
 class ShareGroupSpecKeyOrder(TypedDict):
-    batch: int
-    deadLetter: str
-    maxHeld: int
+    batch: NotRequired[int]
+    deadLetter: NotRequired[str]
+    maxHeld: NotRequired[int]
 
 
 class ShareGroupSpecDelay(TypedDict):
@@ -45,7 +45,7 @@ class ShareGroupSpecRedeliveryBackoff(TypedDict):
 
 
 class ShareGroupSpecDeadLettersCreate(TypedDict):
-    partitions: int
+    partitions: NotRequired[int]
     replicas: NotRequired[int]
     retention: NotRequired[str]
 
