@@ -52,19 +52,10 @@ def is_finished(queue: Resources, count: int) -> bool:
     return True
 
 
-def remove_spark_operator(cluster: Cluster) -> None:
-    where = (f"--namespace={spark_operator.NAMESPACE}", "--ignore-not-found", "--wait")
-    cluster.helm("uninstall", spark_operator.NAMESPACE, *where)
-    found = cluster.kubectl("get", "crd", "--output=name").stdout.split()
-    ours = [name for name in found if name.endswith(".sparkoperator.k8s.io")]
-    if ours:
-        cluster.kubectl("delete", *ours, "--timeout=60s")
-
-
 def test_the_application_fits_the_published_schema(work: Resources, cluster: Cluster) -> None:
     """Without a Spark operator the status says so; its CRDs alone accept the application."""
     cluster.load(images.archive("spark"))
-    remove_spark_operator(cluster)
+    spark_operator.uninstall(cluster)
     work.apply(share_consumer(spark=spark(), scaling=SCALING))
     said = work.wait_reason("shareconsumer/eaters", "SparkOperatorMissing")
     assert "install Kubeflow's Spark operator" in said

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from e2e.cluster import images
+from e2e.cluster import images, spark_operator
 from e2e.conftest import new_namespace
 from e2e.resources import (
     EVERYTHING,
@@ -118,6 +118,8 @@ def places(cluster: Cluster, release: Release) -> Iterator[dict[str, Resources]]
 
     In `restricted`, no pod but that cluster's may run.
     """
+    # One row says that there is none, and other tests leave theirs.
+    spark_operator.uninstall(cluster)
     places = {
         part: Resources(cluster, new_namespace(cluster, f"trial-{part or 'main'}"))
         for part in ("", "restricted", *POLICIES)

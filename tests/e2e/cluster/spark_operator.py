@@ -58,3 +58,13 @@ def install(cluster: Cluster, job_namespaces: list[str]) -> None:
     release = ("upgrade", "--install", NAMESPACE, chart(), "--wait", "--timeout=3m")
     cluster.helm(*release, *where, *settings)
     cluster.laps(f"Spark operator {SPARK_OPERATOR_VERSION} is installed")
+
+
+def uninstall(cluster: Cluster) -> None:
+    """Remove the operator and its definitions, with all applications."""
+    where = (f"--namespace={NAMESPACE}", "--ignore-not-found", "--wait")
+    cluster.helm("uninstall", NAMESPACE, *where)
+    listed = cluster.kubectl("get", "crd", "--output=name").stdout.split()
+    definitions = [name for name in listed if name.endswith(".sparkoperator.k8s.io")]
+    if definitions:
+        cluster.kubectl("delete", *definitions, "--timeout=60s")
