@@ -1,6 +1,6 @@
 """What `kubectl apply` refuses, `shoal apply` refuses in the same words: a real API server has all
-bad manifests of the suite. By day, `tests/kube/local/test_local_validation.py` asks the API server's own
-code for rules and schemas; this has kubectl's and the server's words around them, too."""
+bad manifests of the suite. By day, `tests/kube/local/test_local_validation.py` asks the API
+server's own code for rules and schemas; this has kubectl's and the server's words around them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from e2e.cluster.layout import REPOSITORY
 from e2e.resources import queue_cluster, share_consumer
 from e2e.test_topics_and_groups import BAD
 from e2e.test_trial import load
-from kube.test_custom_resources import examples
-from kube.test_local_validation import list_bad_manifests, make_applied
-from seeding import SEED
+from kube.local.test_local_validation import list_bad_manifests, make_applied
+from kube.model.test_custom_resources import examples
 from shoal_operator.local.commands import apply_app
 from shoal_operator.model import names
+from support.runs.seeding import SEED
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:

@@ -97,6 +97,7 @@ PROGRAMS = {
         for name, folder in KEDA.items()
     },
     "keda-client": Program("keda", "./client"),
+    "kueue": Program("kueue", "sigs.k8s.io/kueue/cmd/kueue"),
 }
 
 

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conditions import eventually_async
 from shoal_operator.local import commands, pod_runner
 from shoal_operator.local.addresses import Addresses
 from shoal_operator.local.api import LocalApi, load_objects
@@ -33,6 +32,7 @@ from shoal_operator.local.printing import format_age
 from shoal_operator.local.processes import ProcessTable, get_start
 from shoal_operator.local.state_folder import StateFolder
 from shoal_operator.model import names
+from support.runs.conditions import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -21,7 +21,7 @@ REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 CONFTEST = """
 import pytest
 import pytest_docker_tools.wrappers.container
-from celery_containers import SHOAL_IMAGE, SHOAL_PORT, Daemon
+from support.workers.celery_containers import SHOAL_IMAGE, SHOAL_PORT, Daemon
 from pytest_celery import CeleryTestBroker, CeleryTestContainer
 from pytest_docker_tools import container
 
