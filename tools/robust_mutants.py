@@ -542,14 +542,14 @@ RIGHTS = (
         "crds/queueclusters.shoal.dev.yaml",
         "                    - rule: self.all(k, k.matches('^[A-Za-z0-9._-]+$'))\n",
         "                    - rule: self.all(k, k.matches('^[^=]+$'))\n",
-        "tests/kube/test_deciders.py::test_the_api_server_admits_the_same_names_and_values",
+        "tests/kube/model/test_deciders.py::test_the_api_server_admits_the_same_names_and_values",
     ),
     Undone(
         "a name of a config has no line break",
         f"{OPERATOR}/model/broker_config.py",
         "        if not NAME.fullmatch(name):\n",
         "        if False:\n",
-        "tests/kube/test_deciders.py::test_a_config_is_one_setting",
+        "tests/kube/model/test_deciders.py::test_a_config_is_one_setting",
     ),
     Undone(
         "the namespace of the release is watched by default",
