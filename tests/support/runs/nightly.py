@@ -118,6 +118,7 @@ WITH_SPARK = tuple(
         "cert_manager",
         "gitops",
         "keda",
+        "kueue",
         "upgrade",
         "brokers_per_pod",
         "three_brokers",
