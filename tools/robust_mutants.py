@@ -240,7 +240,7 @@ WORK = (
     ),
     Undone(
         "a topology is refused beyond some thousand entries",
-        f"{ENGINE}/server/handlers/streams_group_heartbeat.py",
+        f"{ENGINE}/server/handlers/groups/streams_group_heartbeat.py",
         "        topology.check_size(body.topology.subtopologies)\n",
         "",
         "tests/wire/test_streams_groups.py::test_a_topology_that_is_too_large_is_refused",

@@ -19,14 +19,17 @@ from support.runs.conditions import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Starts a broker, says what it is, and waits for its end.
+#: Starts a broker, says what it is, and waits for its end. It waits in parts, because Python notices
+#: a signal that comes just before a system call only after that call.
 _APPLICATION = """
+import select
 import sys
 from shoal.testing import Broker
 
 broker = Broker().start()
 print(broker._server.pid, broker.data_dir, flush=True)
-sys.stdin.read()
+while not select.select([sys.stdin], [], [], 0.1)[0]:
+    pass
 """
 
 
