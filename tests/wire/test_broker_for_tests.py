@@ -19,8 +19,8 @@ from support.runs.conditions import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Starts a broker, says what it is, and waits for its end. It waits in parts: Python notices a signal
-#: that comes just before a system call only after that call.
+#: Starts a broker, says what it is, and waits for its end. It waits in parts, because Python
+#: notices a signal that comes just before a system call only after that call.
 _APPLICATION = """
 import select
 import sys
