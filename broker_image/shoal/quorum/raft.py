@@ -63,9 +63,8 @@ if TYPE_CHECKING:
 
 #: Transitions that one event can cause. A sole voter becomes leader in three.
 _MOVES_MAX = 8
-#: Elections after the end of a leader's process are spread over this multiple of the retry
-#: back-off.
-_PEER_DOWN_SPREAD = 5
+#: Elections after a leader is lost are spread over this multiple of the retry back-off.
+_LOST_LEADER_SPREAD = 5
 
 
 class Raft(Replica):
@@ -312,8 +311,7 @@ class Raft(Replica):
     def _on_peer_down(self, id: int) -> None:
         """Stop waiting for a leader or a voter whose process has ended.
 
-        A random delay keeps two followers from splitting the vote. A candidate counts a voter that
-        is down as refused, so a split vote ends at once.
+        A candidate counts a voter that is down as refused, so a split vote ends at once.
         """
         if self.role is Role.CANDIDATE and id in self.voters.latest.ids:
             self.votes.setdefault(id, False)
@@ -324,14 +322,14 @@ class Raft(Replica):
 
     def lose_leader(self) -> None:
         """Look for another leader soon: this one's process has ended, or says that it does not
-        lead."""
+        lead. A random delay keeps two followers from splitting the vote."""
         if self.role is not Role.FOLLOWER or self.leader_gone:
             return
         if not self.may_stand:
             self.become_unattached(self.epoch)
             return
         self.has_fetched, self.leader_gone = False, True
-        soon_ms = self.now_ms + self.choose(_PEER_DOWN_SPREAD * self.settings.retry_backoff_ms)
+        soon_ms = self.now_ms + self.choose(_LOST_LEADER_SPREAD * self.settings.retry_backoff_ms)
         self.deadline_ms = min(self.deadline_ms or soon_ms, soon_ms)
 
     def _on_synced(self, end_offset: int) -> None:
