@@ -149,7 +149,7 @@ class Cluster:
         return [0 if use is None else use.in_flight for use in uses]
 
     @property
-    def allowed(self) -> list[float]:
+    def allowances(self) -> list[float]:
         """What brokers allow now of the tenant."""
         ledgers = [machine.ledger for machine in self.machines]
         uses = [ledger.find_or_add(NAME, self.now_ms) for ledger in ledgers]
@@ -216,10 +216,10 @@ def test_what_a_tenant_does_not_use_returns_after_seconds() -> None:
     cluster = make_cluster([1, 1], max_in_flight=8)
     cluster.add(0, 8)
     cluster.pass_seconds(1)
-    assert cluster.allowed == [8, 0]
+    assert cluster.allowances == [8, 0]
     cluster.end(0, 8)
     cluster.pass_seconds(6)
-    assert cluster.allowed == [4, 4]
+    assert cluster.allowances == [4, 4]
     assert not any(machine.loans.is_active for machine in cluster.machines)
 
 
@@ -230,9 +230,9 @@ def test_a_lost_answer_grants_nothing_twice() -> None:
     [(index, request)] = cluster.collect(0)
     cluster.serve(index, request)
     cluster.answer(index, request, None)
-    assert cluster.allowed == [4, 0]
+    assert cluster.allowances == [4, 0]
     cluster.pass_seconds(1)
-    assert cluster.allowed == [8, 0]
+    assert cluster.allowances == [8, 0]
     assert cluster.held == [8, 0]
 
 
@@ -243,7 +243,7 @@ def test_a_request_that_another_has_overtaken_is_ignored() -> None:
     cluster.answer(index, late, None)
     cluster.pass_seconds(1)
     assert cluster.serve(index, late) == []
-    assert cluster.allowed == [8, 0]
+    assert cluster.allowances == [8, 0]
 
 
 @pytest.mark.parametrize("is_borrower", [False, True])
@@ -256,7 +256,7 @@ def test_a_broker_that_registers_again_has_and_lends_nothing(is_borrower: bool) 
     machine.restart()
     for each in cluster.machines:
         cluster.follow(each)
-    assert cluster.allowed == [4, 4]
+    assert cluster.allowances == [4, 4]
 
 
 def test_a_loan_is_no_larger_than_the_part_of_its_lender() -> None:
@@ -264,12 +264,12 @@ def test_a_loan_is_no_larger_than_the_part_of_its_lender() -> None:
     cluster = make_cluster([2, 2, 2], max_in_flight=12)
     cluster.add(0, 100)
     cluster.pass_seconds(1)
-    assert cluster.allowed[0] == 12
+    assert cluster.allowances[0] == 12
     for led, allowed in (([2, 1, 3], 4 + 2 + 4), ([2, 0, 4], 4 + 4)):
         cluster.led[:] = led
         for machine in cluster.machines:
             cluster.follow(machine)
-        assert cluster.allowed[0] == allowed
+        assert cluster.allowances[0] == allowed
     cluster.pass_seconds(2, ended=12)
     assert cluster.held == [12, 0, 0]
 
@@ -410,11 +410,11 @@ def test_the_sum_never_exceeds_the_limit_whatever_is_lost_or_late(seed: int) -> 
         else:
             rng.choice((post.collect, post.serve, post.answer, post.lose))(index)
         assert sum(cluster.held) <= 12
-        assert sum(cluster.allowed) <= 12
+        assert sum(cluster.allowances) <= 12
     post.empty()
     cluster.pass_seconds(8, ended=12)
     for machine in cluster.machines:
         machine.backlogs.clear()
     cluster.pass_seconds(8, ended=12)
-    assert cluster.allowed == [4, 2, 6], "all loans are returned"
+    assert cluster.allowances == [4, 2, 6], "all loans are returned"
     assert tenant_loans.IDLE_MS < 8000
