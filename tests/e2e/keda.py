@@ -11,6 +11,7 @@ import yaml
 from e2e.cluster import images
 from e2e.cluster.keda import MODULE
 from e2e.cluster.programs import KEDA, module_directory
+from e2e.program_pods import use_program
 from e2e.resources import Resources
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ NAMESPACE = "keda"
 API = "v1beta1.external.metrics.k8s.io"
 #: The operator ends once, when it has made its certificates, and the kubelet starts it again.
 READY_S = 120
-PROBES = ("livenessProbe", "readinessProbe")
 
 
 class Keda:
@@ -58,26 +58,20 @@ class Keda:
         """Yield what KEDA's own kustomization without its webhooks has, for the test cluster."""
         folder = module_directory("keda", MODULE) / "config" / "minimal"
         made = self.cluster.kubectl("kustomize", folder).stdout
-        return map(adapted, yaml.safe_load_all(made))
+        return map(adapt, yaml.safe_load_all(made))
 
 
 def image(name: str) -> str:
     return f"localhost/kedacore/{name}:pinned"
 
 
-def adapted(manifest: Manifest) -> Manifest:
-    """Return a manifest of KEDA for the test cluster. The images contain a program alone, so the
-    pod names the user. Probes do not wait, and without webhooks there are none to patch."""
+def adapt(manifest: Manifest) -> Manifest:
+    """Return a manifest of KEDA for the test cluster. Without webhooks there are none to patch."""
     if manifest["kind"] != "Deployment":
         return manifest
-    pod = manifest["spec"]["template"]["spec"]
-    pod["securityContext"]["runAsUser"] = 65534
-    (container,) = pod["containers"]
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
     name = container["command"][0].removeprefix("/")
-    container["image"], container["imagePullPolicy"] = image(name), "Never"
-    container["resources"] = {}
-    for probe in PROBES:
-        container[probe] |= {"initialDelaySeconds": 1, "periodSeconds": 2}
+    use_program(manifest, image(name))
     if name == "keda":
         container["args"].append("--enable-webhook-patching=false")
     return manifest

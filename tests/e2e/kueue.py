@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from e2e.cluster import images
 from e2e.cluster.programs import module_directory
+from e2e.program_pods import use_program
 from e2e.resources import Resources
 from support.runs.conditions import eventually
 
@@ -26,7 +27,6 @@ IMAGE = "localhost/kueue/kueue:pinned"
 MANAGER = "deployment/kueue-controller-manager"
 #: The manager makes the certificates of its webhooks before it is ready.
 READY_S = 120
-PROBES = ("livenessProbe", "readinessProbe")
 CONFIG = "controller_manager_config.yaml"
 #: Of what a ShareConsumer runs.
 FRAMEWORKS = ["batch/job", "pod", "deployment", "sparkoperator.k8s.io/sparkapplication"]
@@ -63,7 +63,7 @@ class Kueue:
         """Yield what Kueue's own kustomization has, for the test cluster."""
         folder = module_directory("kueue", MODULE) / "config" / "default"
         made = self.cluster.kubectl("kustomize", folder).stdout
-        return map(adapted, yaml.safe_load_all(made))
+        return map(adapt, yaml.safe_load_all(made))
 
     def set_quota(self, **amounts: str) -> None:
         """Let all workloads of the ClusterQueue together request this much, `cpu` and `memory`."""
@@ -101,22 +101,15 @@ def local_queue(name: str) -> Manifest:
     return build("LocalQueue", name, spec={"clusterQueue": QUOTA})
 
 
-def adapted(manifest: Manifest) -> Manifest:
-    """Return a manifest of Kueue for the test cluster. The images contain a program alone, so the
-    pod names the user. Probes do not wait, and the integrations are those of ShareConsumers."""
+def adapt(manifest: Manifest) -> Manifest:
+    """Return a manifest of Kueue for the test cluster. The integrations are those of
+    ShareConsumers."""
     if CONFIG in manifest.get("data", {}):
         config = yaml.safe_load(manifest["data"][CONFIG])
         config["integrations"] = {"frameworks": FRAMEWORKS}
         config["featureGates"] = {"SparkApplicationIntegration": True}
         manifest["data"][CONFIG] = yaml.safe_dump(config)
-    if manifest["kind"] != "Deployment":
-        return manifest
-    pod = manifest["spec"]["template"]["spec"]
-    pod["securityContext"]["runAsUser"] = 65534
-    (container,) = pod["containers"]
-    container["command"] = ["/kueue"]
-    container["image"], container["imagePullPolicy"] = IMAGE, "Never"
-    container["resources"] = {}
-    for probe in PROBES:
-        container[probe] |= {"initialDelaySeconds": 1, "periodSeconds": 2}
+    if manifest["kind"] == "Deployment":
+        use_program(manifest, IMAGE)
+        manifest["spec"]["template"]["spec"]["containers"][0]["command"] = ["/kueue"]
     return manifest

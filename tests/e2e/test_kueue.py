@@ -51,7 +51,7 @@ def kueue(cluster: Cluster, queue: Resources) -> Iterator[Kueue]:
         kueue.uninstall()
 
 
-def queued(manifest: dict[str, Any]) -> dict[str, Any]:
+def put_into_queue(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a ShareConsumer in Kueue's queue."""
     manifest["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": QUEUE}
     return manifest
@@ -62,7 +62,7 @@ def pod_consumers() -> dict[str, Any]:
     pod = consumer_pod()
     pod["containers"][0]["resources"] = {"requests": {"cpu": "100m", "memory": "64Mi"}}
     deployment = {"template": {"spec": pod}}
-    return queued(share_consumer("pods", "drawers", deployment=deployment, replicas=2))
+    return put_into_queue(share_consumer("pods", "drawers", deployment=deployment, replicas=2))
 
 
 def test_pods_run_as_far_as_the_quota_goes(queue: Resources, kueue: Kueue) -> None:
@@ -82,7 +82,7 @@ def test_an_application_waits_for_others_and_gives_its_quota_back(
     # The job waits for all executors, which Kueue has admitted with the driver.
     arguments = [*ARGUMENTS, f"--begin-with={EXECUTORS}"]
     job = spark(maxExecutors=EXECUTORS, arguments=arguments)
-    queue.apply(queued(share_consumer(spark=job, scaling=SCALING)))
+    queue.apply(put_into_queue(share_consumer(spark=job, scaling=SCALING)))
     said = queue.wait_reason(SPARK, "WaitsForAdmission", timeout_s=60)
     assert "insufficient unused quota for cpu" in said
     application = queue.get("sparkapplication/eaters")
